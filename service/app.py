@@ -1,0 +1,74 @@
+"""The factory: settings in, a complete web application out."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, TypedDict
+
+from fastapi import FastAPI
+from fastapi.responses import FileResponse
+from starlette.staticfiles import StaticFiles
+
+from service import problems
+from service.backend import Backend, opened
+from service.middleware import BodyLimit, RequestContext
+from service.routes import media, search, status
+from service.settings import Settings
+
+WEB = Path(str(files("service").joinpath("web")))
+
+
+class _State(TypedDict):
+    backend: Backend
+
+
+class _Application(FastAPI):
+    """FastAPI whose description also holds the schema that every error refers to."""
+
+    def openapi(self) -> dict[str, Any]:
+        description = super().openapi()
+        description["components"]["schemas"]["Problem"] = problems.Problem.model_json_schema()
+        return description
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The service over the bundle and the gallery of `settings`, which it opens when it starts.
+
+    Starting fails with a LookalikeError when either cannot be opened or the two do not belong together.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[_State]:
+        with opened(settings) as backend:
+            yield {"backend": backend}
+
+    # The interactive description pages load scripts from elsewhere; /openapi.json says the same.
+    app = _Application(
+        title="Lookalike",
+        summary="Find products by a photo.",
+        version=_version(),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+    )
+    problems.install(app)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(RequestContext)
+    for routes in (search, status, media):
+        app.include_router(routes.router)
+    app.mount("/web", StaticFiles(directory=WEB), name="web")
+    app.add_api_route("/", _page, include_in_schema=False)
+    return app
+
+
+async def _page() -> FileResponse:
+    return FileResponse(WEB / "index.html")
+
+
+def _version() -> str:
+    try:
+        return version("lookalike")
+    except PackageNotFoundError:  # run from a checkout that was never installed
+        return "0"

@@ -1,0 +1,96 @@
+"""What holds for every request: an id, safe headers, a bounded body, and an answer even when we fail."""
+
+import logging
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.problems import BODY_TOO_LARGE, INTERNAL, ProblemError, answer
+
+log = logging.getLogger(__name__)
+
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    # Answers change with the gallery and the page with a release: kept, but asked about each time.
+    "Cache-Control": "no-cache",
+}
+_SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class RequestContext:
+    """Names each request, sends the safe headers, and turns what nobody caught into a problem.
+
+    It answers unexpected errors itself because Starlette's own handler for them lies outside all
+    middleware: its answer would carry neither the id nor the headers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked = Headers(scope=scope).get("x-request-id", "")
+        request_id = asked if _SAFE_ID.fullmatch(asked) else uuid.uuid4().hex[:16]
+        scope.setdefault("state", {})["request_id"] = request_id
+        started = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-Id"] = request_id
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except ClientDisconnect:
+            log.info("request %s: the client left before its request was whole", request_id)
+        except Exception:
+            log.exception("request %s: %s %s failed", request_id, scope["method"], scope["path"])
+            if started:
+                raise
+            problem = INTERNAL.problem(INTERNAL.detail, INTERNAL.remedy, request_id)
+            await answer(problem)(scope, receive, send_with_headers)
+
+
+class BodyLimit:
+    """Refuses a body while it arrives: form parsing limits neither files nor their sum."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = int(Headers(scope=scope).get("content-length", "0"))
+        received = 0
+
+        async def limited() -> Message:
+            nonlocal received
+            if declared > self._max_bytes:
+                raise self._too_large()
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
+                raise self._too_large()
+            return message
+
+        await self._app(scope, limited, send)
+
+    def _too_large(self) -> ProblemError:
+        return ProblemError(BODY_TOO_LARGE, f"The request has more than {self._max_bytes:,} bytes.")

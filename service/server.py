@@ -1,0 +1,37 @@
+"""Running the application: the port is taken and the gallery tried before anything is promised."""
+
+import socket
+
+import uvicorn
+
+from index.errors import LookalikeError
+from service.app import create_app
+from service.backend import opened
+from service.settings import Settings
+
+
+def run(settings: Settings, *, announce: str = "") -> None:
+    """Serves until interrupted. Mistakes in the settings are raised here, not logged from a half-started server."""
+    with opened(settings):
+        pass
+    with _listen(settings.host, settings.port) as listener:
+        host, port = listener.getsockname()[:2]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        print(f"Lookalike serves on {address} (stop with Ctrl-C)", flush=True)
+        if announce:
+            print(announce.format(address=address), flush=True)
+        config = uvicorn.Config(create_app(settings), log_level="warning", access_log=False)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)
+        # Listening before the application is ready: an early request waits instead of being refused.
+        listener.listen(2048)
+    except OSError as error:
+        raise LookalikeError(f"Cannot listen on {host}:{port}: {error.strerror}.", "Choose another --port.") from None
+    return listener

@@ -1,0 +1,85 @@
+"""The bundle: it is what its card says, or it is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index.bundle import Bundle, BundleError
+from index.embedder import BATCH_SIZES, Embedder
+from tests.support.tiny_bundle import SIDE, make_tiny_bundle
+
+
+def change_card(bundle: Path, **fields: object) -> None:
+    card = json.loads((bundle / "bundle.json").read_text())
+    (bundle / "bundle.json").write_text(json.dumps(card | fields))
+
+
+def test_a_bundle_tells_its_preprocessing_and_figures(tmp_path: Path) -> None:
+    bundle = Bundle.load(make_tiny_bundle(tmp_path))
+    assert bundle.dimension == 48 and bundle.preprocessing.input_size == SIDE
+    assert bundle.card.metrics == {"recall@1": 0.9}
+
+
+def test_the_id_depends_on_the_model_and_on_its_preprocessing(tmp_path: Path) -> None:
+    same = [Bundle.load(make_tiny_bundle(tmp_path / name)).id for name in ("a", "b")]
+    other_rule = Bundle.load(make_tiny_bundle(tmp_path / "c", resize=40)).id
+    other_model = Bundle.load(make_tiny_bundle(tmp_path / "d", grid=2)).id
+    assert same[0] == same[1]
+    assert len({same[0], other_rule, other_model}) == 3
+
+
+def test_a_changed_byte_of_the_model_is_refused(tmp_path: Path) -> None:
+    path = make_tiny_bundle(tmp_path) / "model.onnx"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BundleError, match="damaged"):
+        Bundle.load(tmp_path)
+
+
+def test_a_changed_preprocessing_is_refused(tmp_path: Path) -> None:
+    bundle = make_tiny_bundle(tmp_path)
+    change_card(bundle, preprocessing={"resize": 99, "input_size": SIDE})
+    with pytest.raises(BundleError, match="damaged"):
+        Bundle.load(bundle)
+
+
+def test_an_unknown_schema_is_refused(tmp_path: Path) -> None:
+    bundle = make_tiny_bundle(tmp_path)
+    change_card(bundle, schema_version=2)
+    with pytest.raises(BundleError, match="schema version 2"):
+        Bundle.load(bundle)
+
+
+def test_a_bad_field_is_named(tmp_path: Path) -> None:
+    bundle = make_tiny_bundle(tmp_path)
+    change_card(bundle, dimension=-1)
+    with pytest.raises(BundleError, match="dimension"):
+        Bundle.load(bundle)
+
+
+def test_a_missing_bundle_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match="lookalike export"):
+        Bundle.load(tmp_path / "nothing")
+
+
+def test_vectors_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    embedder = Embedder(Bundle.load(make_tiny_bundle(tmp_path)), threads=1)
+    count = max(BATCH_SIZES) + 7
+    pixels = np.random.default_rng(0).integers(0, 256, (count, SIDE, SIDE, 3), dtype=np.uint8)
+    together = embedder.embed(pixels)
+    alone = np.concatenate([embedder.embed(one[None]) for one in pixels])
+    np.testing.assert_allclose(together, alone, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-6)
+
+
+def test_the_embedder_names_the_provider_it_got(tmp_path: Path) -> None:
+    assert Embedder(Bundle.load(make_tiny_bundle(tmp_path))).provider.endswith("ExecutionProvider")
+
+
+def test_pixels_of_a_wrong_size_are_refused(tmp_path: Path) -> None:
+    embedder = Embedder(Bundle.load(make_tiny_bundle(tmp_path)))
+    with pytest.raises(ValueError, match="expected uint8 pixels"):
+        embedder.embed(np.zeros((1, 8, 8, 3), np.uint8))

@@ -1,0 +1,169 @@
+"""A photo in, items out; and every way in which a request can be wrong."""
+
+import io
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from PIL import Image
+
+from service.settings import Settings
+from tests.service.conftest import problem, serving
+from tests.support.tiny_bundle import make_tiny_bundle
+from tests.support.tiny_gallery import COLOURS, index_source, tiny_photo, write_tiny_source
+
+
+def test_an_unseen_view_finds_its_own_product_first(client: httpx.Client) -> None:
+    for number, colour in enumerate(COLOURS):
+        response = client.post("/v1/search", files={"image": tiny_photo(number, 7)})
+        assert response.status_code == 200
+        assert response.json()["items"][0]["id"] == f"ball-{colour}"
+
+
+def test_a_match_tells_all_that_a_shop_shows(client: httpx.Client) -> None:
+    answer = client.post("/v1/search", files={"image": tiny_photo(0, 1)}).json()
+    best = answer["items"][0]
+    assert (best["id"], best["title"], best["url"]) == ("ball-red", "A red ball", "")
+    assert best["attributes"]["brand"] == "Tiny" and best["attributes"]["price"] == 4.5
+    assert best["score"] == pytest.approx(1, abs=1e-3)
+    picture = client.get(best["image"]["url"])
+    assert Image.open(io.BytesIO(picture.content)).format == "JPEG"
+    scores = [item["score"] for item in answer["items"]]
+    assert scores == sorted(scores, reverse=True)
+    assert len({item["id"] for item in answer["items"]}) == len(COLOURS)
+
+
+def test_the_answer_names_model_and_index_and_where_the_time_went(client: httpx.Client) -> None:
+    answer = client.post("/v1/search", files={"image": tiny_photo(0, 1)}).json()
+    status = client.get("/v1/status").json()
+    assert answer["bundle"] == status["bundle"]["id"]
+    assert answer["generation"] == status["gallery"]["generation"] is not None
+    assert set(answer["milliseconds"]) == {"decode", "embed", "search"}
+    assert all(value > 0 for value in answer["milliseconds"].values())
+
+
+def test_a_raw_body_is_answered_as_a_form_is(client: httpx.Client) -> None:
+    photo = tiny_photo(3, 2)
+    raw = client.post("/v1/search", content=photo, headers={"Content-Type": "image/jpeg"})
+    form = client.post("/v1/search", files={"image": photo})
+    assert raw.json()["items"] == form.json()["items"]
+
+
+def test_top_is_taken_from_the_address_and_from_the_form(client: httpx.Client) -> None:
+    photo = tiny_photo(3, 2)
+    in_address = client.post("/v1/search?top=2", files={"image": photo}).json()
+    in_form = client.post("/v1/search", files={"image": photo}, data={"top": "3"}).json()
+    assert (len(in_address["items"]), len(in_form["items"])) == (2, 3)
+
+
+def test_a_turned_photo_is_set_upright_before_it_is_compared(client: httpx.Client) -> None:
+    upright = Image.new("RGB", (96, 96), "blue")
+    upright.paste("yellow", (0, 0, 96, 48))
+    turned, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6  # shown after a quarter turn clockwise
+    upright.rotate(90, expand=True).save(turned, "PNG", exif=exif)
+    plain = io.BytesIO()
+    upright.save(plain, "PNG")
+    one, other = (client.post("/v1/search", files={"image": it.getvalue()}).json() for it in (turned, plain))
+    assert one["items"] == other["items"]
+
+
+def test_many_searches_at_once_do_not_mix_their_answers(client: httpx.Client) -> None:
+    numbers = [number % len(COLOURS) for number in range(48)]
+
+    def best(number: int) -> str:
+        response = client.post("/v1/search?top=1", files={"image": tiny_photo(number, 4)})
+        return str(response.json()["items"][0]["id"])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(best, numbers)) == [f"ball-{COLOURS[number]}" for number in numbers]
+
+
+def test_a_request_without_a_photo_is_refused(client: httpx.Client) -> None:
+    problem(client.post("/v1/search"), 422, "photo-missing")
+    body = problem(client.post("/v1/search", files={"picture": tiny_photo(0, 0)}), 422, "photo-missing")
+    assert "`image`" in body["detail"]
+    problem(client.post("/v1/search", files={"top": (None, "3")}), 422, "photo-missing")
+
+
+def test_an_empty_photo_is_refused(client: httpx.Client) -> None:
+    problem(client.post("/v1/search", files={"image": b""}), 422, "image-empty")
+    problem(client.post("/v1/search", headers={"Content-Type": "image/png"}), 422, "image-empty")
+
+
+def test_bytes_that_are_no_image_are_refused(client: httpx.Client) -> None:
+    body = problem(client.post("/v1/search", files={"image": b"to be or not"}), 415, "image-unsupported")
+    assert "JPEG" in body["remedy"]
+
+
+def test_a_cut_off_jpeg_is_refused(client: httpx.Client) -> None:
+    photo = tiny_photo(0, 0)
+    problem(client.post("/v1/search", files={"image": photo[: len(photo) // 2]}), 422, "image-truncated")
+
+
+def test_a_body_of_another_type_is_refused(client: httpx.Client) -> None:
+    response = client.post("/v1/search", json={"image": "https://example.org/a.jpg"})
+    assert "application/json" in problem(response, 415, "body-unsupported")["detail"]
+
+
+def test_a_form_that_cannot_be_parsed_is_refused(client: httpx.Client) -> None:
+    headers = {"Content-Type": "multipart/form-data"}
+    problem(client.post("/v1/search", content=b"no boundary", headers=headers), 400, "request-malformed")
+    twice = [("image", ("a.jpg", tiny_photo(0, 0))), ("image", ("b.jpg", tiny_photo(1, 0)))]
+    problem(client.post("/v1/search", files=twice), 400, "request-malformed")
+
+
+def test_a_body_that_declares_too_many_bytes_is_refused_in_both_shapes(client: httpx.Client) -> None:
+    large = bytes(300_001)
+    body = problem(client.post("/v1/search", files={"image": large}), 413, "body-too-large")
+    assert "300,000" in body["detail"]
+    headers = {"Content-Type": "image/jpeg"}
+    problem(client.post("/v1/search", content=large, headers=headers), 413, "body-too-large")
+
+
+def test_a_stream_without_a_declared_size_is_stopped_at_the_limit(client: httpx.Client) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield from (bytes(10_000) for _ in range(31))
+
+    headers = {"Content-Type": "image/jpeg"}
+    problem(client.post("/v1/search", content=chunks(), headers=headers), 413, "body-too-large")
+    head = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n'
+
+    def form() -> Iterator[bytes]:
+        yield head
+        yield from chunks()
+
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    problem(client.post("/v1/search", content=form(), headers=headers), 413, "body-too-large")
+
+
+def test_too_many_pixels_are_refused_however_few_bytes_hold_them(client: httpx.Client) -> None:
+    out = io.BytesIO()
+    Image.new("L", (1001, 1000)).save(out, "PNG")
+    body = problem(client.post("/v1/search", files={"image": out.getvalue()}), 413, "image-too-many-pixels")
+    assert "1001 x 1000" in body["detail"] and "1,000,000" in body["detail"]
+
+
+@pytest.mark.parametrize("top", ["0", "101", "-1", "many", "1.5"])
+def test_a_top_out_of_range_is_named_with_its_value(client: httpx.Client, top: str) -> None:
+    photo = {"image": tiny_photo(0, 0)}
+    for response in (
+        client.post("/v1/search", params={"top": top}, files=photo),
+        client.post("/v1/search", data={"top": top}, files=photo),
+    ):
+        body = problem(response, 422, "request-invalid")
+        assert body["detail"].startswith("top: ") and f"(got {top})" in body["detail"]
+
+
+def test_a_gallery_switched_to_another_bundle_is_not_searched_with_the_old_one(tmp_path: Path) -> None:
+    bundle, other = make_tiny_bundle(tmp_path / "one"), make_tiny_bundle(tmp_path / "two", resize=40)
+    source = write_tiny_source(tmp_path / "source")
+    index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
+    with serving(Settings(gallery=tmp_path / "gallery", bundle=bundle, threads=1)) as client:
+        assert client.get("/readyz").status_code == 200
+        index_source(source, gallery=tmp_path / "gallery", bundle=other)
+        problem(client.post("/v1/search", files={"image": tiny_photo(0, 0)}), 503, "not-ready")
+        problem(client.get("/readyz"), 503, "not-ready")
+        assert client.get("/healthz").status_code == 200

@@ -1,0 +1,1 @@
+"""Real but tiny bundles and galleries, so that tests of serving need neither PyTorch nor a training run."""

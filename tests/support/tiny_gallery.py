@@ -1,0 +1,60 @@
+"""A gallery of a few plainly coloured products, indexed by the real job."""
+
+import csv
+import io
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+from index.bundle import Bundle
+from index.embedder import Embedder
+from index.gallery import open_gallery
+from index.reindex import Summary, reindex
+from index.sources import read_source
+
+COLOURS = ("red", "green", "blue", "yellow", "magenta", "cyan", "orange", "purple")
+
+
+def tiny_photo(item_number: int, view: int) -> bytes:
+    """A JPEG of product `item_number`: its colour on grey, at a place and size that depend on the view."""
+    image = Image.new("RGB", (96, 96), (128, 128, 128))
+    inset = 6 + 4 * (view % 4)
+    shift = 2 * (view % 3) - 2
+    draw = ImageDraw.Draw(image)
+    draw.ellipse((inset + shift, inset, 96 - inset + shift, 96 - inset), fill=COLOURS[item_number])
+    out = io.BytesIO()
+    image.save(out, "JPEG", quality=92)
+    return out.getvalue()
+
+
+def write_tiny_source(directory: Path, *, views: int = 2) -> Path:
+    """Writes photos and `catalogue.csv`, and answers the table's path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    table = directory / "catalogue.csv"
+    with table.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["item_id", "image", "title", "category", "colour", "brand", "price"])
+        for number, colour in enumerate(COLOURS):
+            for view in range(views):
+                name = f"{colour}-{view}.jpg"
+                (directory / name).write_bytes(tiny_photo(number, view))
+                writer.writerow([f"ball-{colour}", name, f"A {colour} ball", "ball", colour, "Tiny", 4.5 + number])
+    return table
+
+
+def index_source(source: Path, *, gallery: Path, bundle: Path) -> Summary:
+    """Runs the re-indexing job as the command line does."""
+    opened = open_gallery(gallery, create=True)
+    try:
+        embedder = Embedder(Bundle.load(bundle), threads=1)
+        rejects = gallery.with_name("rejects.csv")
+        return reindex(read_source(source), gallery=opened, embedder=embedder, rejects_file=rejects)
+    finally:
+        opened.close()
+
+
+def make_tiny_gallery(directory: Path, bundle: Path) -> Path:
+    """A searchable gallery at `directory`; its source lies beside it."""
+    source = write_tiny_source(directory.with_name(directory.name + "-source"))
+    index_source(source, gallery=directory, bundle=bundle)
+    return directory

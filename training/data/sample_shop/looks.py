@@ -1,0 +1,99 @@
+"""Colours and materials: the named palettes of the shop and how each kind of surface answers light."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from training.data.sample_shop.geometry import Array, Mesh
+from training.data.sample_shop.patterns import Pattern
+
+PLAIN = Pattern("plain")
+
+PALETTES: dict[str, tuple[str, tuple[tuple[str, str], tuple[str, str]]]] = {
+    "red": ("#c22f2a", (("#f4e7d3", "#2b2a33"), ("#f0b64a", "#6d1718"))),
+    "orange": ("#e2762f", (("#fff1dc", "#5b2c17"), ("#2d5d6b", "#f7d9a8"))),
+    "yellow": ("#e9b93a", (("#fbf3de", "#4a4a52"), ("#3f6a73", "#fdf0c8"))),
+    "olive": ("#7b7f3f", (("#efe6c8", "#3d3f22"), ("#d98f3d", "#f3ead0"))),
+    "green": ("#2e7d55", (("#eef2e0", "#173f2e"), ("#e9c15a", "#f4efdf"))),
+    "mint": ("#93cfb3", (("#ffffff", "#2f6b5a"), ("#e98a7d", "#fdf6ea"))),
+    "teal": ("#1b7f88", (("#f3ead8", "#0f4048"), ("#f19a6b", "#fdf1e0"))),
+    "light blue": ("#86b9de", (("#ffffff", "#2e5484"), ("#f2d16b", "#3d6c99"))),
+    "blue": ("#2a5fb6", (("#f2f4f8", "#142f5f"), ("#f2b84b", "#e9eef8"))),
+    "navy": ("#22325e", (("#f1e9da", "#b8402f"), ("#d9a441", "#8fa3cf"))),
+    "purple": ("#68469b", (("#f1e8f7", "#2f1d4f"), ("#e8b64f", "#c6aee6"))),
+    "lilac": ("#b69fdb", (("#ffffff", "#5d4391"), ("#f7e08a", "#6d55a0"))),
+    "pink": ("#e88fab", (("#fff4f2", "#9c2f58"), ("#a63a5b", "#fde5e4"))),
+    "brown": ("#77482c", (("#ecd9bd", "#3a2114"), ("#d98d4e", "#f3e7d3"))),
+    "beige": ("#d8c09a", (("#8a5a38", "#fbf4e6"), ("#45606e", "#f7ecd8"))),
+    "white": ("#f3f0e9", (("#2f5f9e", "#c4453a"), ("#3b3b40", "#c9a25a"))),
+    "grey": ("#8b9097", (("#f2f3f4", "#3b3f45"), ("#e6b840", "#2f3338"))),
+    "black": ("#2a2a2f", (("#ece7dd", "#b53a34"), ("#c99a45", "#77777f"))),
+}
+"""A plain colour name, its main colour, and two ways (accent, trim) to accompany it."""
+
+
+def linear(colour: str) -> Array:
+    """A web colour as linear light."""
+    values = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return np.where(values < 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Material:
+    """Three colours laid out by a pattern, and the surface's gloss, metalness, own glow and transparency."""
+
+    colours: Array  # (3, 3) linear
+    pattern: Pattern = PLAIN
+    gloss: float = 0.15
+    metal: float = 0.0
+    glow: float = 0.0
+    lace: int = 0  # 0 opaque, 1 half, 2 three quarters transparent
+
+
+@dataclass(frozen=True)
+class Part:
+    """One surface of a thing and what it is made of."""
+
+    mesh: Mesh
+    material: Material
+
+
+@dataclass(frozen=True)
+class Look:
+    """A palette (main, accent, trim) and a pattern: what two products of one shape may differ in."""
+
+    main: str
+    accent: str
+    trim: str
+    pattern: Pattern
+
+    def patterned(self, gloss: float = 0.15, density: float = 1.0) -> Material:
+        pattern = replace(self.pattern, density=self.pattern.density * density)
+        return Material(np.stack([linear(c) for c in (self.main, self.accent, self.trim)]), pattern, gloss)
+
+    def in_main(self, gloss: float = 0.15) -> Material:
+        return solid(self.main, gloss)
+
+    def in_accent(self, gloss: float = 0.15) -> Material:
+        return solid(self.accent, gloss)
+
+    def in_trim(self, gloss: float = 0.15) -> Material:
+        return solid(self.trim, gloss)
+
+
+def solid(colour: str, gloss: float = 0.15, metal: float = 0.0, glow: float = 0.0, lace: int = 0) -> Material:
+    """One colour all over."""
+    return Material(np.stack([linear(colour)] * 3), PLAIN, gloss, metal, glow, lace)
+
+
+def wood(tone: str, dark: str, seed: int = 0) -> Material:
+    """Planed wood with a visible grain."""
+    return Material(np.stack([linear(tone), linear(dark), linear(dark)]), Pattern("grain", 1.0, seed), 0.2)
+
+
+STEEL = solid("#c9cdd2", 0.7, metal=0.9)
+GOLD = solid("#e0b766", 0.7, metal=0.9)
+RUBBER = solid("#26262a", 0.1)
+WOODS = (wood("#c99562", "#b27e4d"), wood("#8a5a38", "#75492b"), wood("#dcb98a", "#cba674"))

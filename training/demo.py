@@ -1,0 +1,103 @@
+"""The demo: the whole path from photos to a searchable gallery, on the sample shop, reusing finished steps."""
+
+import csv
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from index.bundle import Bundle
+from index.embedder import Embedder
+from index.files import written_whole
+from index.gallery import open_gallery
+from index.reindex import Summary, reindex
+from index.sources import read_source
+from training.checkpoints import RunFolder
+from training.config import TrainingConfig, load_config
+from training.data.photos import DataSet, Progress, load_data
+from training.data.sample_shop import ShopPhoto, read_shop
+from training.export import export_run
+from training.loop import Watcher, train
+
+_COLUMNS = ("item_id", "image", "title", "category", "colour", "pattern", "brand", "price")
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Where the demo keeps things; each step is skipped when its result is there."""
+
+    directory: Path
+
+    @property
+    def shop(self) -> Path:
+        return self.directory / "shop"
+
+    @property
+    def run(self) -> RunFolder:
+        return RunFolder(self.directory / "run")
+
+    @property
+    def bundle(self) -> Path:
+        return self.directory / "bundle"
+
+    @property
+    def gallery(self) -> Path:
+        return self.directory / "gallery"
+
+    @property
+    def examples(self) -> Path:
+        """New photos of products in the gallery, for people to try."""
+        return self.directory / "examples"
+
+    def data(self, on_progress: Progress) -> DataSet:
+        """The sample shop, drawn if need be."""
+        data = load_data(f"sample:{self.shop}", on_progress=on_progress)
+        self._write_examples(read_shop(self.shop))
+        return data
+
+    @property
+    def config(self) -> TrainingConfig:
+        """The preset of the sample shop: Proxy-ISA on Lite0, small enough for two CPU cores."""
+        return load_config(None, [], preset="sample")
+
+    def train(self, data: DataSet, watcher: Watcher) -> None:
+        """Trains the embedder, or goes on with an interrupted run."""
+        train(self.config, data, self.run.path, "sample", watcher)
+
+    def export(self, data: DataSet) -> Bundle:
+        """The bundle of the trained model."""
+        checkpoint, card = self.run.path / "checkpoint.pt", self.bundle / "bundle.json"
+        if card.is_file() and card.stat().st_mtime >= checkpoint.stat().st_mtime:
+            return Bundle.load(self.bundle)
+        return export_run(self.run, self.bundle, data.test[:64])
+
+    def index(self, bundle: Bundle, on_progress: Progress) -> Summary:
+        """A gallery of all products, of the photos that are not kept for trying."""
+        table = self.shop / "gallery.csv"
+        with written_whole(table) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, _COLUMNS, extrasaction="ignore")
+            writer.writeheader()
+            photos = [photo for photo in read_shop(self.shop) if photo.role == "gallery"]
+            writer.writerows(photo._asdict() for photo in photos)
+        gallery = open_gallery(self.gallery, create=True)
+        try:
+            return reindex(
+                read_source(table),
+                gallery=gallery,
+                embedder=Embedder(bundle),
+                rejects_file=self.directory / "rejects.csv",
+                on_progress=on_progress,
+            )
+        finally:
+            gallery.close()
+
+    def _write_examples(self, photos: list[ShopPhoto]) -> None:
+        """One new photo of one never-trained product of each family."""
+        self.examples.mkdir(exist_ok=True)
+        seen: set[str] = set()
+        for photo in photos:
+            if photo.role == "query" and photo.split == "unseen" and photo.category not in seen:
+                seen.add(photo.category)
+                target = self.examples / f"{photo.item_id}.jpg"
+                if not target.exists():
+                    with written_whole(target) as temporary:
+                        shutil.copyfile(self.shop / photo.image, temporary)
