@@ -189,7 +189,7 @@ class Catalogue:
             finally:
                 self._db.execute("COMMIT")
         keys = np.array([key for key, _ in rows], np.int64)
-        vectors = np.frombuffer(b"".join(blob for _, blob in rows), "<f4").reshape(len(rows), -1)
+        vectors = np.frombuffer(b"".join(blob for _, blob in rows), "<f4").reshape(len(rows), -1 if rows else 0)
         return change, keys, vectors
 
     def hits(self, scores: dict[int, float]) -> list[Hit]:

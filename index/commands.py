@@ -69,7 +69,8 @@ def search(
     opened = open_gallery(gallery)
     try:
         pixels = model.preprocessing.apply(decode(photo.read_bytes()))
-        for hit in opened.search(Embedder(model).embed(pixels[None]), bundle_id=model.id, top=top)[0]:
+        found = opened.search(Embedder(model).embed(pixels[None]), bundle_id=model.id, top=top)
+        for hit in found.hits[0]:
             typer.echo(f"{hit.score:.3f}  {hit.item.id}  {hit.item.title}")
     finally:
         opened.close()

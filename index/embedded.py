@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from index import generations
 from index.catalogue import Catalogue, NewImage
 from index.errors import LookalikeError
-from index.gallery import GalleryStats
+from index.gallery import BundleMismatch, GalleryStats
 from index.generations import Generation
-from index.items import Hit, Item
+from index.items import Found, Hit, Item
 
 CATALOGUE_FILE = "catalogue.sqlite"
 
@@ -56,16 +56,15 @@ class EmbeddedGallery:
         generations.switch(self._root, name)
         return name
 
-    def search(self, vectors: NDArray[np.float32], top: int = 10) -> list[list[Hit]]:
+    def search(self, vectors: NDArray[np.float32], *, bundle_id: str, top: int = 10) -> Found:
         generation = self._live()
         if generation is None:
-            return [[] for _ in vectors]
-        if vectors.shape[1] != generation.manifest.dimension:
-            raise LookalikeError(
-                f"The query has {vectors.shape[1]} dimensions, the gallery {generation.manifest.dimension}.",
-                "Embed the query with the bundle that the gallery was indexed with.",
-            )
-        return [self._search_one(generation, vector, top) for vector in vectors]
+            return Found(hits=[[] for _ in vectors], generation=None, change=self._catalogue.change())
+        manifest = generation.manifest
+        if manifest.bundle_id != bundle_id:
+            raise BundleMismatch(manifest.bundle_id, bundle_id)
+        hits = [self._search_one(generation, vector, top) for vector in vectors]
+        return Found(hits=hits, generation=generation.name, change=manifest.change)
 
     def _search_one(self, generation: Generation, vector: NDArray[np.float32], top: int) -> list[Hit]:
         """Widens the search until enough distinct items are found: one product must not fill the list."""

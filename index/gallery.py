@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from index.catalogue import NewImage
 from index.errors import LookalikeError
-from index.items import Frozen, Hit, Item
+from index.items import Found, Frozen, Item
 
 
 class GalleryStats(Frozen):
@@ -21,6 +21,18 @@ class GalleryStats(Frozen):
     generation: str | None
     bundle_id: str | None
     dimension: int | None
+
+
+class BundleMismatch(LookalikeError):
+    """Query vectors of one bundle met a gallery of another."""
+
+    kind = "bundle-mismatch"
+
+    def __init__(self, gallery_bundle: str, query_bundle: str) -> None:
+        super().__init__(
+            f"The gallery was indexed with bundle {gallery_bundle}, not with {query_bundle}.",
+            "Use the bundle that indexed the gallery, or run `lookalike reindex` with this one.",
+        )
 
 
 class Gallery(Protocol):
@@ -44,8 +56,11 @@ class Gallery(Protocol):
     def activate(self, bundle_id: str) -> str:
         """Builds a generation of the bundle's vectors and makes it live; answers its name."""
 
-    def search(self, vectors: NDArray[np.float32], top: int = 10) -> list[list[Hit]]:
-        """For each query vector the `top` most similar items, best first, each with its best image."""
+    def search(self, vectors: NDArray[np.float32], *, bundle_id: str, top: int = 10) -> Found:
+        """For each query vector the `top` most similar items, best first, each with its best image.
+
+        The caller names the bundle that made the vectors: those of another one are never compared.
+        """
 
     def stats(self) -> GalleryStats:
         """Counts, and the live generation with its bundle."""

@@ -33,3 +33,11 @@ class Hit(Frozen):
     item: Item
     image: StoredImage
     score: float
+
+
+class Found(Frozen):
+    """What a search answers: the hits of each query, and the state of the gallery that they reflect."""
+
+    hits: list[list[Hit]]
+    generation: str | None
+    change: int

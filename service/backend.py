@@ -12,17 +12,10 @@ from fastapi import Depends, Request
 
 from index.bundle import Bundle
 from index.embedder import Embedder
-from index.errors import LookalikeError
-from index.gallery import Gallery, GalleryStats, open_gallery
+from index.gallery import BundleMismatch, Gallery, GalleryStats, open_gallery
 from service.settings import Settings
 
 PHOTO_TYPES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png", ".webp": "image/webp"}
-
-
-class BundleMismatch(LookalikeError):
-    """The gallery's vectors were made by another bundle than the one that embeds the queries."""
-
-    kind = "bundle-mismatch"
 
 
 @dataclass(frozen=True)
@@ -41,11 +34,8 @@ class Backend:
         """The gallery's state, refused while its vectors are not those of our bundle."""
         stats = self.gallery.stats()
         # A gallery that never saw an image has no bundle yet, and nothing that could be compared wrongly.
-        if stats.bundle_id not in (None, self.bundle.id):
-            raise BundleMismatch(
-                f"The gallery was indexed with bundle {stats.bundle_id}, not with {self.bundle.id}.",
-                "Serve the bundle that indexed the gallery, or run `lookalike reindex` with this one.",
-            )
+        if stats.bundle_id is not None and stats.bundle_id != self.bundle.id:
+            raise BundleMismatch(stats.bundle_id, self.bundle.id)
         return stats
 
 

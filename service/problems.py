@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
+from index.gallery import BundleMismatch
 from index.images import ImageError
-from service.backend import BundleMismatch
 
 MEDIA_TYPE = "application/problem+json"
 

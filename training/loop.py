@@ -16,7 +16,7 @@ from training.data.loading import EpochSampler, TrainingPhotos
 from training.data.photos import DataSet
 from training.devices import choose_device
 from training.evaluate import measure, torch_embedder
-from training.losses.registry import make_loss
+from training.losses.registry import make_loss, setting_names
 
 
 class Watcher(Protocol):
@@ -95,8 +95,9 @@ def _schedule(config: TrainingConfig, steps: int) -> Callable[[int], float]:
 
 def _loss_settings(config: TrainingConfig, *, steps: int, photos: int) -> dict[str, Any]:
     """The run's own facts, which a loss with a memory wants to know, unless the settings say otherwise."""
-    facts = {"steps_per_epoch": steps, "train_size": photos} if config.loss.name == "proxy_isa" else {}
-    return facts | config.loss.settings
+    facts = {"steps_per_epoch": steps, "train_size": photos}
+    known = setting_names(config.loss.name)
+    return {name: value for name, value in facts.items() if name in known} | config.loss.settings
 
 
 def _workers(config: TrainingConfig, device: torch.device) -> int:

@@ -99,13 +99,12 @@ def _checked(top: object) -> int:
 
 def _find(backend: Backend, photo: bytes, top: int, media: str) -> SearchAnswer:
     """The whole walk from bytes to items; it blocks, so it runs in a worker thread."""
-    stats = backend.matching_stats()
     begun = perf_counter()
     pixels = backend.bundle.preprocessing.apply(images.decode(photo, backend.settings.image_limits))
     decoded = perf_counter()
     vectors = backend.embedder.embed(pixels[np.newaxis])
     embedded = perf_counter()
-    (hits,) = backend.gallery.search(vectors, top)
+    answer = backend.gallery.search(vectors, bundle_id=backend.bundle.id, top=top)
     found = perf_counter()
     return SearchAnswer(
         items=[
@@ -117,10 +116,10 @@ def _find(backend: Backend, photo: bytes, top: int, media: str) -> SearchAnswer:
                 attributes=hit.item.attributes,
                 image=MatchedImage(id=hit.image.id, url=f"{media}/{hit.image.digest}.jpg"),
             )
-            for hit in hits
+            for hit in answer.hits[0]
         ],
         bundle=backend.bundle.id,
-        generation=stats.generation,
+        generation=answer.generation,
         milliseconds=Milliseconds(
             decode=_ms(decoded - begun), embed=_ms(embedded - decoded), search=_ms(found - embedded)
         ),

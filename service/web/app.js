@@ -39,35 +39,26 @@ async function ask(address, options) {
   });
 }
 
-async function search(photo) {
+/** Searches with a file, or with a picture at an address: an example, or an image of the gallery. */
+async function search(source) {
   running?.abort();
-  const mine = running = new AbortController();
-  showQuery(photo);
+  const { signal } = running = new AbortController();
   showWaiting();
   try {
+    const photo = source instanceof Blob ? source : await (await ask(source, { signal })).blob();
+    showQuery(photo);
     if (limits && photo.size > limits.max_body_bytes) {
       throw new Problem({
-        title: "The photo is too large", detail: `It has ${megabytes(photo.size)}; the limit is ${megabytes(limits.max_body_bytes)}.`,
+        title: "The photo is too large",
+        detail: `It has ${megabytes(photo.size)}; the limit is ${megabytes(limits.max_body_bytes)}.`,
         remedy: "Choose a smaller one.",
       });
     }
     const form = new FormData();
-    form.append("image", photo, photo.name ?? "photo");
-    const response = await ask(`v1/search?top=${TOP}`, { method: "POST", body: form, signal: mine.signal });
-    showAnswer(await response.json());
+    form.append("image", photo);
+    showAnswer(await (await ask(`v1/search?top=${TOP}`, { method: "POST", body: form, signal })).json());
   } catch (error) {
-    if (mine.signal.aborted) return;
-    showProblem(error);
-  }
-}
-
-/** Searches with a picture that the service itself holds: an example, or an image of the gallery. */
-async function searchAddress(address) {
-  try {
-    const response = await ask(address);
-    await search(await response.blob());
-  } catch (error) {
-    showProblem(error);
+    if (!signal.aborted) showProblem(error);
   }
 }
 
@@ -87,6 +78,8 @@ function showQuery(photo) {
 }
 
 function showWaiting() {
+  // The button that asked may be about to go: the keyboard continues from the heading, not from the top.
+  if (page.results.contains(document.activeElement)) element("answer-title").focus();
   page.times.textContent = "";
   page.announcement.textContent = "Searching";
   page.results.replaceChildren(...Array.from({ length: TOP }, () => copyOf("skeleton")));
@@ -126,15 +119,12 @@ function card(item) {
   find("img").src = item.image.url;
   find(".again").setAttribute("aria-label", `Find what looks like ${name}`);
   find(".again").title = "More like this";
-  find(".again").addEventListener("click", () => searchAddress(item.image.url));
+  find(".again").addEventListener("click", () => search(item.image.url));
   find(".bar-fill").style.setProperty("--share", Math.min(Math.max(item.score, 0), 1));
   find(".number").textContent = item.score.toFixed(2);
   find(".score").title = "Likeness: the cosine of the two pictures' vectors";
   find(".title").append(titleOf(item, name));
-  const facts = find(".facts");
-  if (brand) facts.append(fact(brand));
-  if (colour) facts.append(fact(colour));
-  facts.hidden = !facts.hasChildNodes();
+  find(".facts").textContent = [brand, colour].filter(Boolean).join(" · ");
   find(".price").textContent = priceOf(price, currency);
   find(".price").hidden = price === undefined;
   return node;
@@ -164,7 +154,7 @@ function priceOf(price, currency) {
 }
 
 const copyOf = (id) => element(id).content.firstElementChild.cloneNode(true);
-const short = (time) => `${time.toFixed(time < 10 ? 1 : 0)} ms`;
+const short = (time) => `${time.toFixed(time < 10 ? 1 : 0)}\u00a0ms`;
 const count = (number, word) => `${number.toLocaleString()} ${word}${number === 1 ? "" : "s"}`;
 const megabytes = (bytes) => `${(bytes / 1024 ** 2).toFixed(1)} MB`;
 
@@ -195,7 +185,8 @@ document.addEventListener("drop", (event) => {
   const [photo] = event.dataTransfer.files;
   if (photo) search(photo);
   else showProblem(new Problem({
-    title: "That was not a file", detail: "Only its address was dropped.", remedy: "Save the picture, then drop the file.",
+    title: "That was not a file", detail: "Only its address was dropped.",
+    remedy: "Save the picture, then drop the file.",
   }));
 });
 
@@ -210,12 +201,11 @@ async function showStatus() {
   const before = bundle.untrained_metrics["recall@1"];
   const after = bundle.metrics["recall@1"];
   const percent = (share) => `${(share * 100).toFixed(1)} %`;
-  const recall = after === undefined ? [] : [
-    `Recall@1 ${before === undefined ? "" : `${percent(before)} → `}${percent(after)}`,
-  ];
-  page.status.replaceChildren(
-    ...[`${bundle.backbone}, ${bundle.loss}`, `${bundle.dimension} dimensions`, ...recall, `bundle ${bundle.id}`].map((text) => fact(text)),
-  );
+  const facts = [`${bundle.backbone}, ${bundle.loss}`, `${bundle.dimension} dimensions`, `bundle ${bundle.id}`];
+  if (after !== undefined) {
+    facts.unshift(`Recall@1 ${before === undefined ? "" : `${percent(before)} → `}${percent(after)}`);
+  }
+  page.status.replaceChildren(...facts.map(fact));
 }
 
 async function showExamples() {
@@ -225,7 +215,7 @@ async function showExamples() {
     node.querySelector("img").src = url;
     const button = node.querySelector("button");
     button.setAttribute("aria-label", `Search with example photo ${position + 1}, ${name}`);
-    button.addEventListener("click", () => searchAddress(url));
+    button.addEventListener("click", () => search(url));
     return node;
   }));
   page.try.hidden = examples.length === 0;

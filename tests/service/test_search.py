@@ -1,6 +1,7 @@
 """A photo in, items out; and every way in which a request can be wrong."""
 
 import io
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -137,6 +138,18 @@ def test_a_stream_without_a_declared_size_is_stopped_at_the_limit(client: httpx.
 
     headers = {"Content-Type": "multipart/form-data; boundary=x"}
     problem(client.post("/v1/search", content=form(), headers=headers), 413, "body-too-large")
+
+
+def test_a_client_that_leaves_midway_is_noted_and_does_no_harm(
+    client: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "service.middleware")
+    head = b"POST /v1/search HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: 90000\r\n\r\n"
+    with socket.create_connection((client.base_url.host, client.base_url.port or 80)) as connection:
+        connection.sendall(head + bytes(1000))
+    while not caplog.messages:
+        assert client.post("/v1/search", files={"image": tiny_photo(0, 0)}).status_code == 200
+    assert "the client left" in caplog.messages[0]
 
 
 def test_too_many_pixels_are_refused_however_few_bytes_hold_them(client: httpx.Client) -> None:

@@ -58,3 +58,13 @@ def make_tiny_gallery(directory: Path, bundle: Path) -> Path:
     source = write_tiny_source(directory.with_name(directory.name + "-source"))
     index_source(source, gallery=directory, bundle=bundle)
     return directory
+
+
+def write_tiny_folder(directory: Path, *, views: int = 4) -> Path:
+    """The same products as one folder each."""
+    for number, colour in enumerate(COLOURS):
+        folder = directory / colour
+        folder.mkdir(parents=True)
+        for view in range(views):
+            (folder / f"{view}.jpg").write_bytes(tiny_photo(number, view))
+    return directory

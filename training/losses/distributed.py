@@ -36,7 +36,7 @@ class _GatherWithGradient(torch.autograd.Function):
         return gather_rows(rows, sizes)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad[ctx.own] * ctx.ranks, None
 
 

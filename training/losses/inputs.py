@@ -12,29 +12,30 @@ from training.errors import TrainingError
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
-def parse_settings(
-    model: type[Settings], name: str, settings: Settings | None, changes: Mapping[str, Any]
-) -> Settings:
-    """The validated settings of loss `name`: a settings object, keyword changes to it, or both."""
+def parse_settings(model: type[Settings], loss: str, settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
+    """The validated settings of a loss: a settings object, changes to it by name, or both."""
     given = settings.model_dump() if settings is not None else {}
     try:
         return model(**{**given, **changes})
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        problems = [_problem(detail["loc"], detail) for detail in error.errors()]
         known = ", ".join(model.model_fields) or "none"
-        if first["type"] == "extra_forbidden":
-            problem = f"The loss {name} has no setting {where!r}."
-        else:
-            reason = first["msg"].removeprefix("Value error, ")
-            problem = f"Bad setting of the loss {name}: {where} = {first['input']!r}: {reason}." if where else (
-                f"Bad settings of the loss {name}: {reason}."
-            )
-        raise TrainingError(problem, f"Known settings: {known}.") from error
+        raise TrainingError(
+            f"Bad settings of the loss {loss}: {'; '.join(problems)}.", f"Known settings: {known}."
+        ) from None
+
+
+def _problem(place: tuple[int | str, ...], detail: Mapping[str, Any]) -> str:
+    reason = detail["msg"].removeprefix("Value error, ")
+    if not place:
+        return str(reason)
+    if detail["type"] == "extra_forbidden":
+        return f"it has no setting {place[0]!r}"
+    return f"{place[0]} = {detail['input']!r}: {reason}"
 
 
 def check_batch(embeddings: Tensor, labels: Tensor, num_classes: int, embedding_size: int) -> Tensor:
-    """The labels on the embeddings' device, after checks of shapes, types and range."""
+    """The labels as int64 on the embeddings' device, after checks of shapes, types and range."""
     if embeddings.dim() != 2 or embeddings.shape[1] != embedding_size or len(embeddings) == 0:
         raise TrainingError(
             f"The loss expects embeddings of shape [batch, {embedding_size}], got {list(embeddings.shape)}.",
@@ -42,19 +43,19 @@ def check_batch(embeddings: Tensor, labels: Tensor, num_classes: int, embedding_
         )
     if labels.shape != embeddings.shape[:1]:
         raise TrainingError(
-            f"The loss expects one label for each of {len(embeddings)} embeddings, got shape {list(labels.shape)}."
+            f"The loss expects one label for each of {len(embeddings)} embeddings, got shape {list(labels.shape)}.",
+            "Pass labels as a vector.",
         )
-    if labels.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TrainingError(f"Labels must be whole numbers, got {labels.dtype}.", "Number the classes from 0.")
     labels = labels.long()
-    in_range = ((labels >= 0) & (labels < num_classes)).all()
+    inside = (labels >= 0) & (labels < num_classes)
     if labels.device.type != "cpu":
-        # Reading the answer would stall the device every step, so the device itself stops the run.
-        torch._assert_async(in_range, f"a label lies outside 0..{num_classes - 1}")
-    elif not in_range:
-        outside = labels[(labels < 0) | (labels >= num_classes)][0].item()
+        # Reading the answer would stall the device at every step: let the device itself stop the run.
+        torch._assert_async(inside.all(), f"a label lies outside 0..{num_classes - 1}")
+    elif not inside.all():
         raise TrainingError(
-            f"Label {outside} lies outside 0..{num_classes - 1}.",
+            f"Label {labels[~inside][0].item()} lies outside 0..{num_classes - 1}.",
             "Number the training classes from 0 and make the loss with their number as num_classes.",
         )
     return labels.to(embeddings.device)

@@ -37,7 +37,7 @@ class PeerLoss(nn.Module):
 
 
 class PeerSettings(BaseModel):
-    """The settings of a loss without any; the others add theirs, named as in the library."""
+    """Named as in the library; its defaults unless a description says why not."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -106,53 +106,44 @@ class NPairSettings(PeerSettings):
     normalise: bool = Field(False, description="the paper's dot products are of vectors of any length")
 
 
-def proxy_anchor(classes: int, size: int, s: ProxyAnchorSettings) -> nn.Module:
-    return PeerLoss(losses.ProxyAnchorLoss(classes, size, **s.model_dump()), classes, size)
+Builder = Callable[[int, int, Any], nn.Module]
 
 
-def proxy_nca(classes: int, size: int, s: ProxyNCASettings) -> nn.Module:
-    return PeerLoss(losses.ProxyNCALoss(classes, size, **s.model_dump()), classes, size)
+def _with_class_weights(loss: Callable[..., nn.Module]) -> Builder:
+    return lambda classes, size, s: PeerLoss(loss(classes, size, **s.model_dump()), classes, size)
 
 
-def soft_triple(classes: int, size: int, s: SoftTripleSettings) -> nn.Module:
-    return PeerLoss(losses.SoftTripleLoss(classes, size, **s.model_dump()), classes, size)
+def _on_pairs(loss: Callable[..., nn.Module]) -> Builder:
+    return lambda classes, size, s: PeerLoss(loss(**s.model_dump()), classes, size)
 
 
-def cosface(classes: int, size: int, s: CosFaceSettings) -> nn.Module:
-    return PeerLoss(losses.CosFaceLoss(classes, size, **s.model_dump()), classes, size)
-
-
-def arcface(classes: int, size: int, s: ArcFaceSettings) -> nn.Module:
-    return PeerLoss(losses.ArcFaceLoss(classes, size, **s.model_dump()), classes, size)
-
-
-def normalised_softmax(classes: int, size: int, s: NormalisedSoftmaxSettings) -> nn.Module:
-    return PeerLoss(losses.NormalizedSoftmaxLoss(classes, size, **s.model_dump()), classes, size)
-
-
-def margin(classes: int, size: int, s: MarginSettings) -> nn.Module:
+def _margin(classes: int, size: int, s: MarginSettings) -> nn.Module:
     own = s.model_dump(exclude={"beta_per_class", "distance_weighted"})
     loss = losses.MarginLoss(num_classes=classes if s.beta_per_class else None, **own)
     return PeerLoss(loss, classes, size, miners.DistanceWeightedMiner() if s.distance_weighted else None)
 
 
-def multi_similarity(classes: int, size: int, s: MultiSimilaritySettings) -> nn.Module:
-    return PeerLoss(losses.MultiSimilarityLoss(**s.model_dump()), classes, size)
-
-
-def multi_similarity_miner(classes: int, size: int, s: MultiSimilarityMinerSettings) -> nn.Module:
+def _multi_similarity_miner(classes: int, size: int, s: MultiSimilarityMinerSettings) -> nn.Module:
     loss = losses.MultiSimilarityLoss(**s.model_dump(exclude={"epsilon"}))
     return PeerLoss(loss, classes, size, miners.MultiSimilarityMiner(epsilon=s.epsilon))
 
 
-def triplet(classes: int, size: int, s: TripletSettings) -> nn.Module:
-    return PeerLoss(losses.TripletMarginLoss(**s.model_dump()), classes, size)
-
-
-def contrastive(classes: int, size: int, s: ContrastiveSettings) -> nn.Module:
-    return PeerLoss(losses.ContrastiveLoss(**s.model_dump()), classes, size)
-
-
-def n_pair(classes: int, size: int, s: NPairSettings) -> nn.Module:
+def _n_pair(classes: int, size: int, s: NPairSettings) -> nn.Module:
     distance = distances.DotProductSimilarity(normalize_embeddings=s.normalise)
     return PeerLoss(losses.NPairsLoss(distance=distance), classes, size)
+
+
+PEERS: dict[str, tuple[type[PeerSettings], Builder]] = {
+    "proxy_anchor": (ProxyAnchorSettings, _with_class_weights(losses.ProxyAnchorLoss)),
+    "proxy_nca": (ProxyNCASettings, _with_class_weights(losses.ProxyNCALoss)),
+    "soft_triple": (SoftTripleSettings, _with_class_weights(losses.SoftTripleLoss)),
+    "cosface": (CosFaceSettings, _with_class_weights(losses.CosFaceLoss)),
+    "arcface": (ArcFaceSettings, _with_class_weights(losses.ArcFaceLoss)),
+    "normalised_softmax": (NormalisedSoftmaxSettings, _with_class_weights(losses.NormalizedSoftmaxLoss)),
+    "margin": (MarginSettings, _margin),
+    "multi_similarity": (MultiSimilaritySettings, _on_pairs(losses.MultiSimilarityLoss)),
+    "multi_similarity_miner": (MultiSimilarityMinerSettings, _multi_similarity_miner),
+    "triplet": (TripletSettings, _on_pairs(losses.TripletMarginLoss)),
+    "contrastive": (ContrastiveSettings, _on_pairs(losses.ContrastiveLoss)),
+    "n_pair": (NPairSettings, _n_pair),
+}

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from training.errors import TrainingError
 from training.losses.inputs import check_batch
 
 
@@ -31,6 +32,13 @@ class ProxyGMLLoss(nn.Module):
     def __init__(self, num_classes: int, embedding_size: int, settings: ProxyGMLSettings) -> None:
         super().__init__()
         self.settings, self.num_classes = settings, num_classes
+        self.subgraph_size = math.ceil(settings.subgraph_share * num_classes * settings.proxies_per_class)
+        if self.subgraph_size <= settings.proxies_per_class:
+            raise TrainingError(
+                f"With {num_classes} classes a ProxyGML subgraph of share {settings.subgraph_share:g} holds no proxy"
+                " of another class, so nothing can be learned.",
+                f"Set subgraph_share above {1 / num_classes:.3g}.",
+            )
         self.proxies = nn.Parameter(torch.empty(num_classes * settings.proxies_per_class, embedding_size))
         nn.init.kaiming_uniform_(self.proxies, a=math.sqrt(5))
 
@@ -50,8 +58,7 @@ class ProxyGMLLoss(nn.Module):
         ranked = similarity.clone()
         ranked[own] = torch.inf
         ranked = ranked.flatten(1)
-        size = math.ceil(self.settings.subgraph_share * ranked.shape[1])
-        nearest = ranked.topk(max(size, self.settings.proxies_per_class), dim=1).indices
+        nearest = ranked.topk(self.subgraph_size, dim=1).indices
         return torch.zeros_like(ranked, dtype=torch.bool).scatter_(1, nearest, True).view_as(similarity)
 
     def _regularisation(self, proxies: Tensor) -> Tensor:

@@ -123,8 +123,8 @@ class _ClosedForm(torch.autograd.Function):
         return terms.loss
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         proxies, inputs, norms, gradient, radial = ctx.saved_tensors
         to_embeddings = to_proxies = None
         if ctx.needs_input_grad[0]:

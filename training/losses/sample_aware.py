@@ -53,7 +53,7 @@ class SampleAwareProxyLoss(nn.Module):
                 "Keep the loss in float32; under autocast it accepts embeddings of any precision.",
             )
         embeddings = embeddings.to(self.proxies.dtype)
-        if self.hardness.settings.gather and ranks() > 1:
+        if self.training and self.hardness.settings.gather and ranks() > 1:
             self.hardness.join_ranks(self.proxies)
             embeddings, labels = gather_batch(embeddings, labels)
         with torch.autocast(embeddings.device.type, enabled=False):

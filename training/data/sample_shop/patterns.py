@@ -112,6 +112,24 @@ def _grain(a: Array, b: Array, pattern: Pattern) -> Array:
     return (np.sin(a * 12.6 + 1.3 * np.sin(b * 3.0) + np.sin(b * 0.9 + pattern.seed)) > 0.55).astype(np.int8)
 
 
+def _dial(a: Array, b: Array, pattern: Pattern) -> Array:
+    """A watch face at ten past ten or so; the seed chooses the marks and moves the hands."""
+    x, y = a / 2 - 0.5, b - 0.5
+    radius = 2 * np.sqrt(x * x + y * y)
+    turn = (np.arctan2(x, y) / (2 * np.pi)) % 1
+    hours = (12, 4, 60, 12)[pattern.seed % 4]
+    off_mark = np.abs((turn * hours + 0.5) % 1 - 0.5) / hours * radius * 6.3
+    marks = (off_mark < (0.045 if hours <= 12 else 0.015)) & (np.abs(radius - 0.76) < (0.11 if hours <= 12 else 0.05))
+    number = marks.astype(np.int8)
+    shift = (pattern.seed // 4) / 16 * 0.12
+    for at, length, width, tint in ((0.84 + shift, 0.5, 0.05, 1), (0.16 + shift, 0.72, 0.04, 1), (0.52, 0.66, 0.018, 2)):
+        along = 2 * (x * np.sin(2 * np.pi * at) + y * np.cos(2 * np.pi * at))
+        aside = 2 * np.abs(x * np.cos(2 * np.pi * at) - y * np.sin(2 * np.pi * at))
+        number[(along > -0.1) & (along < length) & (aside < width)] = tint
+    number[radius < 0.08] = 1
+    return number
+
+
 def _hash(i: Array, j: Array, seed: int) -> Array:
     """A repeatable fraction in [0, 1) for each cell."""
     mixed = (i.astype(np.int64) * 73856093) ^ (j.astype(np.int64) * 19349663) ^ (seed * 83492791 + 12345)
@@ -135,5 +153,6 @@ MOTIFS: dict[str, tuple[Motif, float]] = {
     "floral": (_floral, 4.2),
     "tortoise": (_tortoise, 3.0),
     "grain": (_grain, 4.0),
+    "dial": (_dial, 1e-3),
 }
 """Each motif by name, with how many of its cells fit on one unit of length at density 1."""

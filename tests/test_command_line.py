@@ -1,0 +1,104 @@
+"""The command line: help for every verb, one clear line for a mistake, a traceback only when asked."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_bundle import make_tiny_bundle
+from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo, write_tiny_source
+
+VERBS = ("demo", "train", "evaluate", "export", "reindex", "search", "serve")
+
+
+def lookalike(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "lookalike", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_help_names_every_verb() -> None:
+    told = lookalike("--help")
+    assert told.returncode == 0
+    assert all(verb in told.stdout for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(verb: str) -> None:
+    told = lookalike(verb, "--help")
+    assert told.returncode == 0
+    assert f"lookalike {verb}" in told.stdout.replace("\n", " ") and "Example" in told.stdout
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("shop")
+    bundle = make_tiny_bundle(directory / "bundle")
+    make_tiny_gallery(directory / "gallery", bundle)
+    make_tiny_bundle(directory / "other", grid=2)
+    (directory / "photo.jpg").write_bytes(tiny_photo(2, 3))
+    (directory / "text.jpg").write_text("not a photo")
+    (directory / "bad.csv").write_text("sku,photo\n1,a.jpg\n")
+    return directory
+
+
+def test_search_prints_the_right_item_first(shop: Path) -> None:
+    told = lookalike("search", shop / "photo.jpg", "--gallery", shop / "gallery", "--bundle", shop / "bundle")
+    assert told.returncode == 0, told.stderr
+    assert "ball-blue" in told.stdout.splitlines()[0]
+    assert len(told.stdout.splitlines()) == 5
+
+
+MISTAKES = [
+    ("search nothing.jpg --gallery {shop}/gallery --bundle {shop}/bundle", "No photo at nothing.jpg"),
+    ("search {shop}/text.jpg --gallery {shop}/gallery --bundle {shop}/bundle", "not an image of a known format"),
+    ("search {shop}/photo.jpg --gallery {shop}/nothing --bundle {shop}/bundle", "lookalike reindex"),
+    ("search {shop}/photo.jpg --gallery {shop}/gallery --bundle {shop}/other", "was indexed with bundle"),
+    ("reindex {shop}/nothing.csv --gallery {shop}/new --bundle {shop}/bundle", "No source at"),
+    ("reindex {shop}/bad.csv --gallery {shop}/new --bundle {shop}/bundle", "it has sku, photo"),
+    ("reindex {shop}/bad.csv --gallery {shop}/new --bundle {shop}/nothing", "lookalike export"),
+    ("reindex {shop}/gallery-source/catalogue.csv --gallery {shop}/bundle --bundle {shop}/bundle", "is not a gallery"),
+    ("serve --gallery {shop}/nothing --bundle {shop}/bundle", "No gallery at"),
+    ("serve --gallery {shop}/gallery --bundle {shop}/other", "was indexed with bundle"),
+    ("serve --gallery {shop}/gallery --bundle {shop}/bundle --host 192.0.2.1", "Cannot listen on 192.0.2.1:8000"),
+    ("train --data nonsense --out {shop}/run", "Unknown data 'nonsense'"),
+    ("train --data folder:{shop}/nothing --out {shop}/run", "No folder at"),
+    ("train --data folder:{shop} --out {shop}/run --set epochs=many", "epochs='many'"),
+    ("train --data folder:{shop} --out {shop}/run --set epochs", "--set key=value"),
+    ("train --data folder:{shop} --out {shop}/run --config {shop}/nothing.yaml", "No configuration file"),
+    ("evaluate --model {shop}/nothing --data sample", "No training run at"),
+    ("evaluate --model {shop}/bundle --data sample --k zero", "Write it as 1,2,4,8"),
+    ("export {shop}/nothing --out {shop}/new", "No training run at"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), MISTAKES, ids=[line for line, _ in MISTAKES])
+def test_a_mistake_gets_one_clear_line(shop: Path, line: str, message: str) -> None:
+    told = lookalike(*(part.format(shop=shop) for part in line.split()))
+    assert told.returncode == 1, told.stderr
+    assert message in told.stderr
+    assert len(told.stderr.strip().splitlines()) == 1 and "Traceback" not in told.stderr
+
+
+@pytest.mark.parametrize(
+    "line", ["--debug search {0} --gallery g --bundle b", "search {0} --gallery g --bundle b --debug"]
+)
+def test_debug_shows_the_traceback(line: str) -> None:
+    told = lookalike(*line.format("nothing.jpg").split())
+    assert told.returncode == 1
+    assert "Traceback" in told.stderr and "No photo at nothing.jpg" in told.stderr
+
+
+def test_wrong_usage_exits_with_two() -> None:
+    assert lookalike("search", "photo.jpg", "--no-such-option").returncode == 2
+    assert lookalike("no-such-verb").returncode == 2
+
+
+def test_reindex_tells_rejected_photos_by_its_exit_code(shop: Path, tmp_path: Path) -> None:
+    source = write_tiny_source(tmp_path / "source")
+    (source.parent / "red-0.jpg").write_bytes(b"broken")
+    rejects = tmp_path / "rejects.csv"
+    told = lookalike("reindex", source, "--gallery", tmp_path / "g", "--bundle", shop / "bundle", "--rejects", rejects)
+    assert told.returncode == 3, told.stderr
+    assert "15 photos embedded, 0 unchanged, 1 rejected" in told.stdout
+    assert "red-0.jpg" in rejects.read_text()

@@ -1,0 +1,89 @@
+"""The schedule of Proxy-ISA's settings, and the warning about a decay that comes too late."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from index.errors import LookalikeError
+from training.losses.hardness import ClassHardness, HardnessSettings
+from training.losses.proxy_isa import ProxyISALoss, ProxyISASettings
+
+
+def test_queue_and_filter_start_at_epochs_two_and_three_counted_from_zero() -> None:
+    settings = HardnessSettings(steps_per_epoch=46)
+    assert (settings.first_queue_step, settings.first_filter_step) == (92, 138)
+
+
+def test_starts_in_steps_win_over_epochs() -> None:
+    settings = HardnessSettings(steps_per_epoch=1000, queue_start=7, filter_start_epoch=1)
+    assert (settings.first_queue_step, settings.first_filter_step) == (7, 1000)
+
+
+def test_queue_and_filter_switch_on_at_their_first_step() -> None:
+    state = ClassHardness(2, 3, HardnessSettings(queue_start=1, filter_start=2, queue_size=8))
+    switched = []
+    for _ in range(4):
+        switched.append((state.queue_is_on, state.filter_is_on))
+        x = torch.nn.functional.normalize(torch.ones(2, 3))
+        state.update(x, torch.tensor([0, 1]), torch.ones(2), x, state.thresholds())
+    assert switched == [(False, False), (True, False), (True, True), (True, True)]
+    assert state.seen.tolist() == [4, 4]
+    assert state.class_counts[:2].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "capacity"),
+    [({"train_size": 5_864}, 52_776), ({"train_size": 59_551}, 55_000), ({}, 55_000), ({"queue_size": 12}, 12)],
+)
+def test_the_queue_holds_nine_epochs_up_to_the_authors_size(changes: dict[str, Any], capacity: int) -> None:
+    assert HardnessSettings(steps_per_epoch=1, **changes).queue_capacity == capacity
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "give steps_per_epoch, or queue_start and filter_start"),
+        ({"queue_start": 5}, "give steps_per_epoch"),
+        ({"queue_start": 5, "filter_start": 4}, "the filter starts at step 4, before the queue"),
+        ({"steps_per_epoch": 0}, "steps_per_epoch = 0"),
+        ({"steps_per_epoch": 9, "positive_penalty": "some"}, "positive_penalty = 'some'"),
+        ({"steps_per_epoch": 9, "tau": 100}, r"tau \(100.0\) must be below volume"),
+        ({"steps_per_epoch": 9, "lambda": 0.1}, "no setting 'lambda'.*search_margin"),
+    ],
+)
+def test_bad_settings_are_refused_in_words(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(LookalikeError, match=says):
+        ProxyISALoss(10, 4, **changes)
+
+
+def test_keyword_arguments_change_a_settings_object() -> None:
+    base = ProxyISASettings(steps_per_epoch=10, alpha=16, queue_size=5)
+    assert ProxyISALoss(10, 4, base, alpha=8).hardness.settings == base.model_copy(update={"alpha": 8.0})
+
+
+def test_sigma_has_fallen_half_way_at_its_half_decay_point() -> None:
+    settings = HardnessSettings(queue_start=0, filter_start=0, queue_size=1)
+    assert settings.half_decay_samples() == pytest.approx(418, abs=0.5)
+    state = ClassHardness(2, 3, settings).double()
+    state.seen.copy_(torch.tensor([418, 10**6]))
+    at = state.thresholds()
+    now, limit = 1 - state.positive_weights(torch.ones(2), torch.arange(2), at)
+    assert now.item() / (limit.item() * 1.2231) == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize(("per_class", "epochs", "late"), [(58.6, 8, False), (58.6, 7, True), (5.3, 60, True)])
+def test_a_decay_past_the_planned_run_is_warned_about(per_class: float, epochs: int, late: bool) -> None:
+    settings = HardnessSettings(steps_per_epoch=10)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert settings.warn_if_decay_is_late(per_class, epochs) is late
+    assert [("418 samples a class" in str(w.message)) for w in caught] == [True] * late
+
+
+def test_no_warning_where_sigma_takes_no_part() -> None:
+    settings = HardnessSettings(steps_per_epoch=10, positive_penalty="nu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert settings.warn_if_decay_is_late(1, 1) is False
