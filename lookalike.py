@@ -44,7 +44,7 @@ def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Where the demo keeps its files.")] = Path("demo"),
     serve: Annotated[bool, typer.Option(help="Serve the shop when it is ready.")] = True,
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to serve on.", min=1, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)] = 8000,
 ) -> None:
     """Train on the built-in sample shop, index it and serve it.
 

@@ -11,7 +11,7 @@ def serve(
     gallery: Annotated[Path, typer.Option(help="Folder of the gallery.")],
     bundle: Annotated[Path, typer.Option(help="Folder of the exported model.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.", min=1, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)] = 8000,
     examples: Annotated[Path | None, typer.Option(help="Folder of photos that the page offers to try.")] = None,
 ) -> None:
     """Serve similar products over HTTP, with a page to search by photo.

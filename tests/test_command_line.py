@@ -1,20 +1,14 @@
 """The command line: help for every verb, one clear line for a mistake, a traceback only when asked."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import lookalike
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo, write_tiny_source
 
 VERBS = ("demo", "train", "evaluate", "export", "reindex", "search", "serve")
-
-
-def lookalike(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "lookalike", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_help_names_every_verb() -> None:

@@ -74,11 +74,11 @@ class HardnessSettings(BaseModel):
         return min(LARGEST_QUEUE, EPOCHS_IN_QUEUE * (self.train_size or LARGEST_QUEUE))
 
     def half_decay_samples(self) -> float:
-        """Clean samples of a class at which sigma has fallen half way: E_n = V - tau in Eq. 17."""
+        """Clean samples of a class at which the sigmoid inside sigma is one half: E_n = V - tau in Eq. 17."""
         return math.log(self.tau / self.volume) / math.log1p(-1 / self.volume)
 
     def warn_if_decay_is_late(self, samples_per_class: float, epochs: float) -> bool:
-        """Warn when the planned run ends before sigma has fallen half way, so that it hardly acts."""
+        """Warn when the planned run ends before sigma's half-decay point, so that sigma hardly acts."""
         planned, needed = samples_per_class * epochs, self.half_decay_samples()
         if self.positive_penalty != "sigma" or needed <= planned:
             return False

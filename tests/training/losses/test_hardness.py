@@ -1,5 +1,6 @@
 """The schedule of Proxy-ISA's settings, and the warning about a decay that comes too late."""
 
+import math
 import warnings
 from typing import Any
 
@@ -63,14 +64,14 @@ def test_keyword_arguments_change_a_settings_object() -> None:
     assert ProxyISALoss(10, 4, base, alpha=8).hardness.settings == base.model_copy(update={"alpha": 8.0})
 
 
-def test_sigma_has_fallen_half_way_at_its_half_decay_point() -> None:
+def test_the_sigmoid_inside_sigma_is_one_half_at_the_half_decay_point() -> None:
     settings = HardnessSettings(queue_start=0, filter_start=0, queue_size=1)
     assert settings.half_decay_samples() == pytest.approx(418, abs=0.5)
     state = ClassHardness(2, 3, settings).double()
-    state.seen.copy_(torch.tensor([418, 10**6]))
+    state.seen.fill_(418)
     at = state.thresholds()
-    now, limit = 1 - state.positive_weights(torch.ones(2), torch.arange(2), at)
-    assert now.item() / (limit.item() * 1.2231) == pytest.approx(0.5, abs=0.02)
+    sigma = state.positive_weights(torch.ones(2), torch.arange(2), at)[0].item()
+    assert (sigma - 1) / (1 + math.exp(-1.5)) / (at.nu[0].item() - 1) == pytest.approx(0.5, abs=1e-3)
 
 
 @pytest.mark.parametrize(("per_class", "epochs", "late"), [(58.6, 8, False), (58.6, 7, True), (5.3, 60, True)])

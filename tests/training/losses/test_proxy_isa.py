@@ -102,8 +102,8 @@ def test_with_every_weight_one_it_is_proxy_anchor(dtype: torch.dtype, only_class
     loss = ProxyISALoss(CLASSES, SIZE, settings(positive_penalty="none", negative_penalty="none")).to(dtype)
     anchor = ProxyAnchorLoss(CLASSES, SIZE, margin=0.1, alpha=32).to(dtype)
     anchor.proxies.data.copy_(loss.proxies.data)
-    for embeddings, labels in batches(10):
-        labels = labels if only_class is None else torch.full_like(labels, only_class)
+    for embeddings, drawn in batches(10):
+        labels = drawn if only_class is None else torch.full_like(drawn, only_class)
         ours, theirs = (embeddings.to(dtype).clone().requires_grad_() for _ in range(2))
         value, expected = loss(ours, labels), anchor(theirs, labels)
         torch.testing.assert_close(value, expected)

@@ -43,6 +43,12 @@ class Model:
             np.array([p.mesh.two_sided for p in parts]),
         )
 
+    def normalised(self) -> Model:
+        """Standing on the floor around the origin, its longest side one unit long."""
+        low, high = self.points.min(axis=0), self.points.max(axis=0)
+        foot = np.array([(low[0] + high[0]) / 2, low[1], (low[2] + high[2]) / 2], np.float32)
+        return Model((self.points - foot) / (high - low).max(), self.normals, *self._rest())
+
     def posed(self, turn: Array, move: Array) -> Model:
         """Turned about the origin, then moved."""
         turn = turn.T.astype(np.float32)

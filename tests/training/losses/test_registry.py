@@ -1,0 +1,131 @@
+"""Every loss of the registry can be made, learns, keeps its weights' precision and refuses nonsense."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from index.errors import LookalikeError
+from training.losses.registry import loss_names, make_loss, setting_names
+
+CLASSES, PER_CLASS, INPUT, SIZE = 8, 6, 20, 12
+SPECIAL: dict[str, dict[str, Any]] = {
+    "proxy_isa": {"queue_start": 20, "filter_start": 30, "train_size": CLASSES * PER_CLASS},
+    "proxy_nca_isa": {"queue_start": 20, "filter_start": 30, "train_size": CLASSES * PER_CLASS},
+    "proxy_gml": {"subgraph_share": 0.4},
+}
+WITHOUT_PARAMETERS = {"multi_similarity", "multi_similarity_miner", "triplet", "contrastive", "n_pair"}
+
+
+def separable() -> tuple[Tensor, Tensor]:
+    """Clusters in half of the dimensions, strong noise in the other half: a linear map can part them."""
+    random = torch.Generator().manual_seed(0)
+    labels = torch.arange(CLASSES).repeat_interleave(PER_CLASS)
+    centres = torch.randn(CLASSES, INPUT // 2, generator=random)
+    signal = centres[labels] + 0.3 * torch.randn(len(labels), INPUT // 2, generator=random)
+    return torch.cat([signal, 4 * torch.randn(len(labels), INPUT // 2, generator=random)], 1), labels
+
+
+def recall_at_one(embeddings: Tensor, labels: Tensor) -> float:
+    similarity = normalize(embeddings) @ normalize(embeddings).T
+    similarity.fill_diagonal_(-torch.inf)
+    return (labels[similarity.argmax(1)] == labels).float().mean().item()
+
+
+def test_the_registry_holds_proxy_isa_and_its_peers() -> None:
+    assert set(loss_names()) == {
+        *("proxy_isa", "proxy_anchor", "proxy_nca", "proxy_nca_isa", "soft_triple", "proxy_gml", "cosface", "arcface"),
+        *("normalised_softmax", "margin", "multi_similarity", "multi_similarity_miner", "triplet", "contrastive"),
+        "n_pair",
+    }
+
+
+@pytest.mark.parametrize("name", loss_names())
+def test_a_loss_learns_a_separable_problem(name: str) -> None:
+    torch.manual_seed(0)
+    inputs, labels = separable()
+    backbone, loss = nn.Linear(INPUT, SIZE), make_loss(name, CLASSES, SIZE, SPECIAL.get(name, {}))
+    optimiser = torch.optim.Adam(
+        [{"params": backbone.parameters(), "lr": 3e-3}, {"params": loss.parameters(), "lr": 3e-2}]
+    )
+    before = recall_at_one(backbone(inputs).detach(), labels)
+    values = []
+    for _ in range(150):
+        optimiser.zero_grad()
+        embeddings = backbone(inputs)
+        embeddings.retain_grad()
+        value = loss(embeddings, labels)
+        assert value.shape == () and value.isfinite()
+        value.backward()
+        assert embeddings.grad is not None and embeddings.grad.isfinite().all()
+        values.append(value.item())
+        optimiser.step()
+    assert sum(values[-10:]) < 0.8 * sum(values[:10])
+    assert recall_at_one(backbone(inputs).detach(), labels) > max(0.9, before)
+
+
+@pytest.mark.parametrize("name", loss_names())
+def test_learnable_parts_are_parameters_and_get_gradients(name: str) -> None:
+    torch.manual_seed(0)
+    loss = make_loss(name, CLASSES, SIZE, SPECIAL.get(name, {}))
+    labels = torch.arange(CLASSES).repeat_interleave(3)
+    loss(torch.randn(len(labels), SIZE), labels).backward()
+    parameters = list(loss.parameters())
+    assert (parameters == []) == (name in WITHOUT_PARAMETERS)
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in parameters)
+
+
+@pytest.mark.parametrize("name", loss_names())
+def test_half_precision_embeddings_leave_the_weights_in_float32(name: str) -> None:
+    torch.manual_seed(0)
+    loss = make_loss(name, CLASSES, SIZE, SPECIAL.get(name, {}))
+    labels = torch.arange(CLASSES).repeat_interleave(3)
+    half = torch.randn(len(labels), SIZE).bfloat16().requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = loss(half, labels)
+    assert value.dtype == torch.float32
+    value.backward()
+    assert half.grad is not None and half.grad.dtype == torch.bfloat16
+    assert all(p.dtype == torch.float32 for p in loss.parameters())
+
+
+@pytest.mark.parametrize("name", loss_names())
+def test_a_batch_of_one_class_is_survived(name: str) -> None:
+    torch.manual_seed(0)
+    loss = make_loss(name, CLASSES, SIZE, SPECIAL.get(name, {}))
+    x = torch.randn(6, SIZE, requires_grad=True)
+    value = loss(x, torch.zeros(6, dtype=torch.long))
+    value.backward()
+    assert value.isfinite() and x.grad is not None and x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", loss_names())
+def test_labels_out_of_range_are_refused(name: str) -> None:
+    loss = make_loss(name, CLASSES, SIZE, SPECIAL.get(name, {}))
+    with pytest.raises(LookalikeError, match=f"Label {CLASSES} lies outside"):
+        loss(torch.randn(2, SIZE), torch.tensor([0, CLASSES]))
+
+
+def test_an_unknown_loss_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(LookalikeError, match=r"'proxy_anker'.*proxy_isa, .*n_pair"):
+        make_loss("proxy_anker", CLASSES, SIZE, {})
+
+
+@pytest.mark.parametrize("name", loss_names())
+def test_an_unknown_setting_is_answered_with_the_known_ones(name: str) -> None:
+    with pytest.raises(LookalikeError) as caught:
+        make_loss(name, CLASSES, SIZE, {**SPECIAL.get(name, {}), "temprature": 1})
+    assert "no setting 'temprature'" in caught.value.problem
+    assert all(setting in caught.value.remedy for setting in setting_names(name))
+
+
+def test_a_setting_reaches_the_loss() -> None:
+    loose, tight = (make_loss("cosface", CLASSES, SIZE, {"margin": margin}) for margin in (0.0, 0.9))
+    tight.load_state_dict(loose.state_dict())
+    x, labels = torch.randn(8, SIZE), torch.arange(8)
+    assert tight(x, labels) > loose(x, labels) + 1
+    assert [len(list(make_loss("margin", 5, 3, {"learn_beta": on}).parameters())) for on in (True, False)] == [1, 0]
+    per_class = make_loss("margin", 5, 3, {"beta_per_class": True})
+    assert [p.shape for p in per_class.parameters()] == [(5,)]

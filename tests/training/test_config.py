@@ -1,0 +1,32 @@
+"""Settings: defaults, preset, file and overrides, in that order; mistakes are named."""
+
+from pathlib import Path
+
+import pytest
+
+from training.config import load_config
+from training.errors import TrainingError
+
+
+def test_overrides_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("epochs: 9\nbatch_size: 7\nloss: {settings: {tau: 2}}\n")
+    config = load_config(file, ["epochs=3", "backbone.embedding_size=64"], preset="sample")
+    assert (config.epochs, config.batch_size, config.backbone.embedding_size) == (3, 7, 64)
+    assert config.preprocessing.input_size == 128, "from the preset"
+    assert config.loss.settings["tau"] == 2 and "volume" in config.loss.settings, "nested settings are merged"
+
+
+def test_every_mistake_is_named_with_its_value(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError) as caught:
+        load_config(None, ["epochs=-1", "learning_rate=fast", "nonsense=1"])
+    for part in ("epochs=-1", "learning_rate='fast'", "nonsense=1"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "message"), [("a: [", "not YAML"), ("just words", "holds no settings")])
+def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(TrainingError, match=message):
+        load_config(file, [])

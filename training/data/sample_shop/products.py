@@ -1,0 +1,105 @@
+"""The shop's products: which shape, palette and pattern each has, what it is called and what it costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from training.data.sample_shop.families import FAMILIES, Family
+from training.data.sample_shop.looks import PALETTES, Look
+from training.data.sample_shop.patterns import Pattern
+from training.data.sample_shop.render import Model
+
+NAMES = (
+    "Fjord", "Alba", "Juniper", "Marlow", "Sable", "Tilda", "Quill", "Onda", "Bramble", "Cinder", "Lark", "Pesto",
+    "Nimbus", "Saffron", "Willa", "Zephyr", "Hazel", "Orla", "Kite", "Poppy", "Rune", "Sorrel", "Thistle", "Umber",
+    "Vega", "Wren", "Yuki", "Aster", "Birch", "Clove", "Dune", "Ember", "Fable", "Grove", "Halo", "Indra",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Product:
+    """One article: what the catalogue says about it and what it takes to build it."""
+
+    item_id: str
+    title: str
+    category: str
+    colour: str
+    pattern: str
+    brand: str
+    price: float
+    split: str
+    look: Look = field(repr=False)
+    form: int = field(repr=False)
+    seeds: tuple[int, int, int] = field(repr=False)  # of the shop, the family and the product within it
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.category]
+
+    def model(self) -> Model:
+        """Its surfaces, standing on the floor around the origin, the longest side one unit long."""
+        return Model.of(self.family.build(self.look, self.form, np.random.default_rng([*self.seeds, 1]))).normalised()
+
+
+def design_products(seed: int, per_family: int = 12) -> list[Product]:
+    """All products of a shop. Within a family no two have both the same colour and the same pattern.
+
+    Each third product is kept `unseen`, so that a search can be tried on articles training never met.
+    """
+    return [
+        product
+        for family_number, category in enumerate(FAMILIES)
+        for product in _family_products(seed, family_number, category, per_family)
+    ]
+
+
+def _family_products(seed: int, family_number: int, category: str, count: int) -> list[Product]:
+    family = FAMILIES[category]
+    rng = np.random.default_rng([seed, family_number])
+    looks = _distinct_looks(family, count, rng)
+    forms = rng.permutation(count)
+    names = rng.permutation(len(NAMES))
+    products = []
+    for number, (colour, pattern) in enumerate(looks):
+        main, companions = PALETTES[colour]
+        accent, trim = companions[int(rng.integers(2))]
+        motif = Pattern(pattern, float(rng.uniform(0.8, 1.3)), int(rng.integers(1000)))
+        words = [colour, pattern, category] if pattern != "plain" else [colour, category]
+        low, high = family.price
+        products.append(
+            Product(
+                item_id=f"{category}-{number + 1:02d}",
+                title=f"{' '.join(words).capitalize()} '{NAMES[names[number % len(NAMES)]]}'",
+                category=category,
+                colour=colour,
+                pattern=pattern,
+                brand=family.brands[int(rng.integers(len(family.brands)))],
+                price=round(float(rng.uniform(low, high))) - 0.1,
+                split="unseen" if number % 3 == 2 else "train",
+                look=Look(main, accent, trim, motif),
+                form=int(forms[number]),
+                seeds=(seed, family_number, number),
+            )
+        )
+    return products
+
+
+def _distinct_looks(family: Family, count: int, rng: np.random.Generator) -> list[tuple[str, str]]:
+    """Pairs of colour and pattern, each used once, drawn so that most products have a near twin in one of the two."""
+    colours = [list(PALETTES)[i] for i in rng.permutation(len(PALETTES))[: max(7, -(-count // 3))]]
+    patterns = [family.patterns[i] for i in rng.permutation(len(family.patterns))[:6]]
+    pairs = [(c, p) for c in colours for p in patterns]
+    uses: Counter[str] = Counter()
+    looks: list[tuple[str, str]] = []
+    for i in rng.permutation(len(pairs)):
+        colour, pattern = pairs[i]
+        if len(looks) < count and uses[colour] < -(-count // len(colours)) and uses[pattern] < -(-count // 5):
+            uses.update((colour, pattern))
+            looks.append(pairs[i])
+    for pair in pairs:  # a large shop outgrows the even spread
+        if len(looks) < count and pair not in looks:
+            looks.append(pair)
+    return looks
