@@ -64,9 +64,7 @@ def _photos_in(folder: Path | None) -> dict[str, Path]:
     if folder is None:
         return {}
     return {
-        path.name: path
-        for path in sorted(folder.iterdir())
-        if path.suffix.lower() in PHOTO_TYPES and path.is_file()
+        path.name: path for path in sorted(folder.iterdir()) if path.suffix.lower() in PHOTO_TYPES and path.is_file()
     }
 
 

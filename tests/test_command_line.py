@@ -50,7 +50,7 @@ MISTAKES = [
     ("search {shop}/photo.jpg --gallery {shop}/gallery --bundle {shop}/other", "was indexed with bundle"),
     ("reindex {shop}/nothing.csv --gallery {shop}/new --bundle {shop}/bundle", "No source at"),
     ("reindex {shop}/bad.csv --gallery {shop}/new --bundle {shop}/bundle", "it has sku, photo"),
-    ("reindex {shop}/bad.csv --gallery {shop}/new --bundle {shop}/nothing", "lookalike export"),
+    ("reindex {shop}/gallery-source --gallery {shop}/new --bundle {shop}/nothing", "lookalike export"),
     ("reindex {shop}/gallery-source/catalogue.csv --gallery {shop}/bundle --bundle {shop}/bundle", "is not a gallery"),
     ("serve --gallery {shop}/nothing --bundle {shop}/bundle", "No gallery at"),
     ("serve --gallery {shop}/gallery --bundle {shop}/other", "was indexed with bundle"),

@@ -44,9 +44,7 @@ def media(digest: str, serving: Serving, if_none_match: Annotated[str, Header()]
 @router.get("/v1/examples", summary="Photos to try the search with", responses=documented())
 async def examples(request: Request, serving: Serving) -> Examples:
     root = request.scope.get("root_path", "")
-    return Examples(
-        examples=[Example(name=name, url=f"{root}/examples/{quote(name)}") for name in serving.examples]
-    )
+    return Examples(examples=[Example(name=name, url=f"{root}/examples/{quote(name)}") for name in serving.examples])
 
 
 @router.get(
@@ -58,9 +56,7 @@ async def examples(request: Request, serving: Serving) -> Examples:
 def example(name: str, serving: Serving) -> FileResponse:
     path = serving.examples.get(name)
     if path is None or not path.is_file():
-        raise ProblemError(
-            NOT_FOUND, f"There is no example photo {name[:80]}.", "Take the address from /v1/examples."
-        )
+        raise ProblemError(NOT_FOUND, f"There is no example photo {name[:80]}.", "Take the address from /v1/examples.")
     return FileResponse(path, media_type=PHOTO_TYPES[path.suffix.lower()])
 
 

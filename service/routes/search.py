@@ -92,9 +92,7 @@ def _checked(top: object) -> int:
     try:
         return TypeAdapter(_Top).validate_python(top)
     except ValidationError as error:
-        raise RequestValidationError(
-            [{**fault, "loc": ("body", "top")} for fault in error.errors()]
-        ) from None
+        raise RequestValidationError([{**fault, "loc": ("body", "top")} for fault in error.errors()]) from None
 
 
 def _find(backend: Backend, photo: bytes, top: int, media: str) -> SearchAnswer:

@@ -25,22 +25,28 @@ class HardnessSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    volume: float = Field(100.0, gt=1, description="V, upper bound of the effective number")
-    hardness_scale: float = Field(0.15, gt=0, description="h, scales the class hardness")
-    hardness_sensitivity: float = Field(0.9, gt=0, description="k, sensitivity to the class hardness")
-    search_margin: float = Field(0.1, ge=0, le=1, description="lambda, margin of the search length")
-    tau: float = Field(1.5, gt=0, description="timing of the decay")
+    volume: float = Field(default=100.0, gt=1, description="V, upper bound of the effective number")
+    hardness_scale: float = Field(default=0.15, gt=0, description="h, scales the class hardness")
+    hardness_sensitivity: float = Field(default=0.9, gt=0, description="k, sensitivity to the class hardness")
+    search_margin: float = Field(default=0.1, ge=0, le=1, description="lambda, margin of the search length")
+    tau: float = Field(default=1.5, gt=0, description="timing of the decay")
     positive_penalty: Literal["none", "inverse", "nu", "sigma"] = "sigma"
     negative_penalty: Literal["none", "inverse"] = "inverse"
-    initial_similarity: float = Field(0.0, ge=-1, le=1, description="S_learned before the queue has the class")
-    queue_size: int | None = Field(None, gt=0, description="T; else min(55000, 9 x train_size)")
-    train_size: int | None = Field(None, gt=0, description="images to train on; only sizes the queue")
-    queue_start: int | None = Field(None, ge=0, description="first step, from 0, that fills the queue")
-    filter_start: int | None = Field(None, ge=0, description="first step, from 0, that weighs and filters positives")
-    queue_start_epoch: int = Field(2, ge=0, description="used with steps_per_epoch where queue_start is unset")
-    filter_start_epoch: int = Field(3, ge=0, description="used with steps_per_epoch where filter_start is unset")
-    steps_per_epoch: int | None = Field(None, gt=0)
-    gather: bool = Field(True, description="join the batches of all ranks of the process group, if there is one")
+    initial_similarity: float = Field(default=0.0, ge=-1, le=1, description="S_learned before the queue has the class")
+    queue_size: int | None = Field(default=None, gt=0, description="T; else min(55000, 9 x train_size)")
+    train_size: int | None = Field(default=None, gt=0, description="images to train on; only sizes the queue")
+    queue_start: int | None = Field(default=None, ge=0, description="first step, from 0, that fills the queue")
+    filter_start: int | None = Field(
+        default=None, ge=0, description="first step, from 0, that weighs and filters positives"
+    )
+    queue_start_epoch: int = Field(default=2, ge=0, description="used with steps_per_epoch where queue_start is unset")
+    filter_start_epoch: int = Field(
+        default=3, ge=0, description="used with steps_per_epoch where filter_start is unset"
+    )
+    steps_per_epoch: int | None = Field(default=None, gt=0)
+    gather: bool = Field(
+        default=True, description="join the batches of all ranks of the process group, if there is one"
+    )
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:

@@ -43,67 +43,69 @@ class PeerSettings(BaseModel):
 
 
 class ProxyAnchorSettings(PeerSettings):
-    margin: float = Field(0.1, ge=0)
-    alpha: float = Field(32.0, gt=0)
+    margin: float = Field(default=0.1, ge=0)
+    alpha: float = Field(default=32.0, gt=0)
 
 
 class ProxyNCASettings(PeerSettings):
-    softmax_scale: float = Field(8.0, gt=0, description="the library's own default of 1 hardly learns")
+    softmax_scale: float = Field(default=8.0, gt=0, description="the library's own default of 1 hardly learns")
 
 
 class SoftTripleSettings(PeerSettings):
-    centers_per_class: int = Field(10, gt=0)
-    la: float = Field(20.0, gt=0)
-    gamma: float = Field(0.1, gt=0)
-    margin: float = Field(0.01, ge=0)
+    centers_per_class: int = Field(default=10, gt=0)
+    la: float = Field(default=20.0, gt=0)
+    gamma: float = Field(default=0.1, gt=0)
+    margin: float = Field(default=0.01, ge=0)
 
 
 class CosFaceSettings(PeerSettings):
-    margin: float = Field(0.35, ge=0)
-    scale: float = Field(64.0, gt=0)
+    margin: float = Field(default=0.35, ge=0)
+    scale: float = Field(default=64.0, gt=0)
 
 
 class ArcFaceSettings(PeerSettings):
-    margin: float = Field(28.6, ge=0, le=180, description="degrees")
-    scale: float = Field(64.0, gt=0)
+    margin: float = Field(default=28.6, ge=0, le=180, description="degrees")
+    scale: float = Field(default=64.0, gt=0)
 
 
 class NormalisedSoftmaxSettings(PeerSettings):
-    temperature: float = Field(0.05, gt=0)
+    temperature: float = Field(default=0.05, gt=0)
 
 
 class MarginSettings(PeerSettings):
-    margin: float = Field(0.2, ge=0)
-    nu: float = Field(0.0, ge=0)
-    beta: float = Field(1.2, gt=0)
+    margin: float = Field(default=0.2, ge=0)
+    nu: float = Field(default=0.0, ge=0)
+    beta: float = Field(default=1.2, gt=0)
     learn_beta: bool = True
     beta_per_class: bool = False
-    distance_weighted: bool = Field(True, description="sample negatives by distance, as in the margin loss's paper")
+    distance_weighted: bool = Field(
+        default=True, description="sample negatives by distance, as in the margin loss's paper"
+    )
 
 
 class MultiSimilaritySettings(PeerSettings):
-    alpha: float = Field(2.0, gt=0)
-    beta: float = Field(50.0, gt=0)
+    alpha: float = Field(default=2.0, gt=0)
+    beta: float = Field(default=50.0, gt=0)
     base: float = 0.5
 
 
 class MultiSimilarityMinerSettings(MultiSimilaritySettings):
-    epsilon: float = Field(0.1, ge=0)
+    epsilon: float = Field(default=0.1, ge=0)
 
 
 class TripletSettings(PeerSettings):
-    margin: float = Field(0.05, ge=0)
+    margin: float = Field(default=0.05, ge=0)
     swap: bool = False
     smooth_loss: bool = False
 
 
 class ContrastiveSettings(PeerSettings):
-    pos_margin: float = Field(0.0, ge=0)
-    neg_margin: float = Field(1.0, gt=0)
+    pos_margin: float = Field(default=0.0, ge=0)
+    neg_margin: float = Field(default=1.0, gt=0)
 
 
 class NPairSettings(PeerSettings):
-    normalise: bool = Field(False, description="the paper's dot products are of vectors of any length")
+    normalise: bool = Field(default=False, description="the paper's dot products are of vectors of any length")
 
 
 Builder = Callable[[int, int, Any], nn.Module]

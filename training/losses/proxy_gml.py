@@ -16,9 +16,9 @@ class ProxyGMLSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    proxies_per_class: int = Field(12, gt=0, description="N")
-    subgraph_share: float = Field(0.05, gt=0, le=1, description="r, the share of all proxies near a sample")
-    proxy_regularisation: float = Field(0.3, ge=0, description="lambda, weight of classifying the proxies")
+    proxies_per_class: int = Field(default=12, gt=0, description="N")
+    subgraph_share: float = Field(default=0.05, gt=0, le=1, description="r, the share of all proxies near a sample")
+    proxy_regularisation: float = Field(default=0.3, ge=0, description="lambda, weight of classifying the proxies")
 
 
 class ProxyGMLLoss(nn.Module):

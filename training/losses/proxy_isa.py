@@ -20,8 +20,8 @@ SMALLEST_NORM = 1e-12
 class ProxyISASettings(HardnessSettings):
     """Every hyper-parameter of Proxy-ISA."""
 
-    alpha: float = Field(32.0, gt=0, description="scale of Proxy-Anchor")
-    delta: float = Field(0.1, ge=0, description="margin of Proxy-Anchor")
+    alpha: float = Field(default=32.0, gt=0, description="scale of Proxy-Anchor")
+    delta: float = Field(default=0.1, ge=0, description="margin of Proxy-Anchor")
 
 
 class ProxyISALoss(SampleAwareProxyLoss):

@@ -18,7 +18,7 @@ from training.losses.sample_aware import Outcome, SampleAwareProxyLoss
 class ProxyNCAISASettings(HardnessSettings):
     """The settings of the adaptive weights, and the scale of Proxy-NCA."""
 
-    softmax_scale: float = Field(8.0, gt=0, description="multiplies the squared distances of unit vectors")
+    softmax_scale: float = Field(default=8.0, gt=0, description="multiplies the squared distances of unit vectors")
 
 
 class ProxyNCAISALoss(SampleAwareProxyLoss):

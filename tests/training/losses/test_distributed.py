@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from training.losses.proxy_isa import ProxyISALoss
@@ -27,7 +28,9 @@ VARIANTS: dict[str, tuple[type[SampleAwareProxyLoss], bool]] = {
 
 def make(kind: type[SampleAwareProxyLoss], seed: int) -> tuple[nn.Linear, SampleAwareProxyLoss]:
     torch.manual_seed(seed)
-    loss = kind(CLASSES, SIZE, queue_start=2, filter_start=4, queue_size=20, volume=6.0, tau=1.5).double()
+    # A narrow search range, so that the filter soon has something to reject.
+    narrow: dict[str, Any] = {"hardness_scale": 0.9, "hardness_sensitivity": 0.1, "search_margin": 0.0, "volume": 50.0}
+    loss = kind(CLASSES, SIZE, queue_start=2, filter_start=4, queue_size=20, **narrow).double()
     return nn.Linear(INPUT, SIZE).double(), loss
 
 
@@ -79,7 +82,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    torch.multiprocessing.spawn(run_rank, (port, str(directory)), nprocs=len(SHARES))
+    spawn(run_rank, (port, str(directory)), nprocs=len(SHARES))  # type: ignore[no-untyped-call]
     return [torch.load(directory / f"{rank}.pt") for rank in range(len(SHARES))]
 
 

@@ -23,7 +23,7 @@ def slow_proxy_gml(loss: ProxyGMLLoss, embeddings: Tensor, labels: list[int]) ->
         others = sorted((j for j in range(len(proxies)) if owner[j] != label), key=lambda j: -similarity[j].item())
         chosen = [j for j in range(len(proxies)) if owner[j] == label] + others[: size - each]
         scores = {c: sum(similarity[j] for j in chosen if owner[j] == c) for c in {owner[j] for j in chosen}}
-        total = total - torch.as_tensor(scores[label]) + torch.logsumexp(torch.stack(list(scores.values())), 0)  # type: ignore[arg-type]
+        total = total - torch.as_tensor(scores[label]) + torch.logsumexp(torch.stack(list(scores.values())), 0)
     regularisation = torch.zeros((), dtype=torch.double)
     for j, p in enumerate(proxies):
         scores_of_proxy = [
@@ -47,5 +47,5 @@ def test_it_equals_the_paper_in_plain_loops(each: int, share: float, weight: flo
 
 
 def test_a_subgraph_without_other_classes_is_refused() -> None:
-    with pytest.raises(LookalikeError, match="holds no proxy of another class.*above 0.05"):
+    with pytest.raises(LookalikeError, match=r"holds no proxy of another class.*above 0.05"):
         ProxyGMLLoss(20, SIZE, ProxyGMLSettings())

@@ -80,8 +80,8 @@ def test_every_step_equals_the_paper_in_plain_loops(changes: dict[str, Any]) -> 
             assert vector == pytest.approx(wanted.tolist(), abs=1e-15)
         seen_states += torch.tensor(list(loss.last_report.values()))
         with torch.no_grad():
-            loss.proxies -= 0.05 * gradients[1]
-            slow.proxies -= 0.05 * gradients[1]
+            for proxies in (loss.proxies, slow.proxies):
+                proxies.sub_(gradients[1], alpha=0.05)
     assert (seen_states > 0).all(), "the data must bring about every state of a pair"
 
 

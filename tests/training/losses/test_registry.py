@@ -15,17 +15,18 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "proxy_isa": {"queue_start": 20, "filter_start": 30, "train_size": CLASSES * PER_CLASS},
     "proxy_nca_isa": {"queue_start": 20, "filter_start": 30, "train_size": CLASSES * PER_CLASS},
     "proxy_gml": {"subgraph_share": 0.4},
+    "soft_triple": {"centers_per_class": 2},
 }
 WITHOUT_PARAMETERS = {"multi_similarity", "multi_similarity_miner", "triplet", "contrastive", "n_pair"}
 
 
 def separable() -> tuple[Tensor, Tensor]:
-    """Clusters in half of the dimensions, strong noise in the other half: a linear map can part them."""
+    """Clusters in half of the dimensions, noise in the other half: a linear map can part them."""
     random = torch.Generator().manual_seed(0)
     labels = torch.arange(CLASSES).repeat_interleave(PER_CLASS)
     centres = torch.randn(CLASSES, INPUT // 2, generator=random)
     signal = centres[labels] + 0.3 * torch.randn(len(labels), INPUT // 2, generator=random)
-    return torch.cat([signal, 4 * torch.randn(len(labels), INPUT // 2, generator=random)], 1), labels
+    return torch.cat([signal, 1.5 * torch.randn(len(labels), INPUT // 2, generator=random)], 1), labels
 
 
 def recall_at_one(embeddings: Tensor, labels: Tensor) -> float:
@@ -48,22 +49,24 @@ def test_a_loss_learns_a_separable_problem(name: str) -> None:
     inputs, labels = separable()
     backbone, loss = nn.Linear(INPUT, SIZE), make_loss(name, CLASSES, SIZE, SPECIAL.get(name, {}))
     optimiser = torch.optim.Adam(
-        [{"params": backbone.parameters(), "lr": 3e-3}, {"params": loss.parameters(), "lr": 3e-2}]
+        [{"params": backbone.parameters(), "lr": 1e-2}, {"params": loss.parameters(), "lr": 3e-2}]
     )
     before = recall_at_one(backbone(inputs).detach(), labels)
     values = []
-    for _ in range(150):
+    for _ in range(200):
+        order = torch.randperm(len(labels))
         optimiser.zero_grad()
-        embeddings = backbone(inputs)
+        embeddings = backbone(inputs[order])
         embeddings.retain_grad()
-        value = loss(embeddings, labels)
+        value = loss(embeddings, labels[order])
         assert value.shape == () and value.isfinite()
         value.backward()
         assert embeddings.grad is not None and embeddings.grad.isfinite().all()
         values.append(value.item())
         optimiser.step()
     assert sum(values[-10:]) < 0.8 * sum(values[:10])
-    assert recall_at_one(backbone(inputs).detach(), labels) > max(0.9, before)
+    recall = recall_at_one(backbone(inputs).detach(), labels)
+    assert before < 0.9 < recall
 
 
 @pytest.mark.parametrize("name", loss_names())
@@ -71,7 +74,7 @@ def test_learnable_parts_are_parameters_and_get_gradients(name: str) -> None:
     torch.manual_seed(0)
     loss = make_loss(name, CLASSES, SIZE, SPECIAL.get(name, {}))
     labels = torch.arange(CLASSES).repeat_interleave(3)
-    loss(torch.randn(len(labels), SIZE), labels).backward()
+    loss(torch.randn(len(labels), SIZE, requires_grad=True), labels).backward()
     parameters = list(loss.parameters())
     assert (parameters == []) == (name in WITHOUT_PARAMETERS)
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in parameters)

@@ -28,7 +28,7 @@ class Mesh:
 
     def turned(self, axis: str, degrees: float) -> Mesh:
         turn = rotation(axis, degrees).T
-        return replace(self, points=self.points @ turn, normals=self.normals @ turn)
+        return replace(self, points=np.einsum("nj,jk->nk", self.points, turn), normals=np.einsum("nj,jk->nk", self.normals, turn))
 
     def scaled(self, x: float, y: float, z: float) -> Mesh:
         factors = np.array([x, y, z])

@@ -77,7 +77,7 @@ def _family_products(seed: int, family_number: int, category: str, count: int) -
                 colour=colour,
                 pattern=pattern,
                 brand=family.brands[int(rng.integers(len(family.brands)))],
-                price=round(float(rng.uniform(low, high))) - 0.1,
+                price=round(round(float(rng.uniform(low, high))) - 0.1, 2),
                 split="unseen" if number % 3 == 2 else "train",
                 look=Look(main, accent, trim, motif),
                 form=int(forms[number]),
