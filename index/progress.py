@@ -18,7 +18,7 @@ console = Console(stderr=True)
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields a function of (done, total); the bar goes to standard error, so that output stays clean."""
+    """Yields a function of (done, total); the bar goes to standard error, so that output stays clean, and only if it is a terminal."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -26,6 +26,6 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

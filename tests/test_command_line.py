@@ -1,9 +1,13 @@
 """The command line: help for every verb, one clear line for a mistake, a traceback only when asked."""
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from lookalike import main
 from tests.support.processes import lookalike
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo, write_tiny_source
@@ -11,17 +15,38 @@ from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo, write_tiny
 VERBS = ("demo", "train", "evaluate", "export", "reindex", "search", "serve")
 
 
+class Told(NamedTuple):
+    """How a verb ended and what it said."""
+
+    code: object
+    out: str
+    error: str
+
+
+@pytest.fixture
+def tell(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Told]:
+    """Runs a line as `lookalike` would, in this process: starting one for each would take minutes."""
+
+    def run(*arguments: str | Path) -> Told:
+        monkeypatch.setattr(sys, "argv", ["lookalike", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return Told(ended.value.code, *capfd.readouterr())
+
+    return run
+
+
 def test_help_names_every_verb() -> None:
     told = lookalike("--help")
-    assert told.returncode == 0
+    assert told.returncode == 0, told.stderr
     assert all(verb in told.stdout for verb in VERBS)
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help_with_an_example(verb: str) -> None:
-    told = lookalike(verb, "--help")
-    assert told.returncode == 0
-    assert f"lookalike {verb}" in told.stdout.replace("\n", " ") and "Example" in told.stdout
+def test_every_verb_has_help_with_an_example(tell: Callable[..., Told], verb: str) -> None:
+    told = tell(verb, "--help")
+    assert told.code == 0
+    assert f"Example: lookalike {verb}" in told.out
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +61,11 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_search_prints_the_right_item_first(shop: Path) -> None:
-    told = lookalike("search", shop / "photo.jpg", "--gallery", shop / "gallery", "--bundle", shop / "bundle")
-    assert told.returncode == 0, told.stderr
-    assert "ball-blue" in told.stdout.splitlines()[0]
-    assert len(told.stdout.splitlines()) == 5
+def test_search_prints_the_right_item_first(tell: Callable[..., Told], shop: Path) -> None:
+    told = tell("search", shop / "photo.jpg", "--gallery", shop / "gallery", "--bundle", shop / "bundle")
+    assert told.code == 0, told.error
+    assert "ball-blue" in told.out.splitlines()[0]
+    assert len(told.out.splitlines()) == 5
 
 
 MISTAKES = [
@@ -50,7 +75,7 @@ MISTAKES = [
     ("search {shop}/photo.jpg --gallery {shop}/gallery --bundle {shop}/other", "was indexed with bundle"),
     ("reindex {shop}/nothing.csv --gallery {shop}/new --bundle {shop}/bundle", "No source at"),
     ("reindex {shop}/bad.csv --gallery {shop}/new --bundle {shop}/bundle", "it has sku, photo"),
-    ("reindex {shop}/gallery-source --gallery {shop}/new --bundle {shop}/nothing", "lookalike export"),
+    ("reindex {shop}/gallery-source/catalogue.csv --gallery {shop}/new --bundle {shop}/nothing", "lookalike export"),
     ("reindex {shop}/gallery-source/catalogue.csv --gallery {shop}/bundle --bundle {shop}/bundle", "is not a gallery"),
     ("serve --gallery {shop}/nothing --bundle {shop}/bundle", "No gallery at"),
     ("serve --gallery {shop}/gallery --bundle {shop}/other", "was indexed with bundle"),
@@ -67,32 +92,32 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("line", "message"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_mistake_gets_one_clear_line(shop: Path, line: str, message: str) -> None:
-    told = lookalike(*(part.format(shop=shop) for part in line.split()))
-    assert told.returncode == 1, told.stderr
-    assert message in told.stderr
-    assert len(told.stderr.strip().splitlines()) == 1 and "Traceback" not in told.stderr
+def test_a_mistake_gets_one_clear_line(tell: Callable[..., Told], shop: Path, line: str, message: str) -> None:
+    told = tell(*(part.format(shop=shop) for part in line.split()))
+    assert told.code == 1, told.error
+    assert message in told.error
+    assert len(told.error.strip().splitlines()) == 1 and "Traceback" not in told.error
 
 
 @pytest.mark.parametrize(
     "line", ["--debug search {0} --gallery g --bundle b", "search {0} --gallery g --bundle b --debug"]
 )
-def test_debug_shows_the_traceback(line: str) -> None:
-    told = lookalike(*line.format("nothing.jpg").split())
-    assert told.returncode == 1
-    assert "Traceback" in told.stderr and "No photo at nothing.jpg" in told.stderr
+def test_debug_shows_the_traceback(tell: Callable[..., Told], line: str) -> None:
+    told = tell(*line.format("nothing.jpg").split())
+    assert told.code == 1
+    assert "Traceback" in told.error and "No photo at nothing.jpg" in told.error
 
 
-def test_wrong_usage_exits_with_two() -> None:
-    assert lookalike("search", "photo.jpg", "--no-such-option").returncode == 2
-    assert lookalike("no-such-verb").returncode == 2
+def test_wrong_usage_exits_with_two(tell: Callable[..., Told]) -> None:
+    assert tell("search", "photo.jpg", "--no-such-option").code == 2
+    assert tell("no-such-verb").code == 2
 
 
-def test_reindex_tells_rejected_photos_by_its_exit_code(shop: Path, tmp_path: Path) -> None:
+def test_reindex_tells_rejected_photos_by_its_exit_code(tell: Callable[..., Told], shop: Path, tmp_path: Path) -> None:
     source = write_tiny_source(tmp_path / "source")
     (source.parent / "red-0.jpg").write_bytes(b"broken")
     rejects = tmp_path / "rejects.csv"
-    told = lookalike("reindex", source, "--gallery", tmp_path / "g", "--bundle", shop / "bundle", "--rejects", rejects)
-    assert told.returncode == 3, told.stderr
-    assert "15 photos embedded, 0 unchanged, 1 rejected" in told.stdout
+    told = tell("reindex", source, "--gallery", tmp_path / "g", "--bundle", shop / "bundle", "--rejects", rejects)
+    assert told.code == 3, told.error
+    assert "15 photos embedded, 0 unchanged, 1 rejected" in told.out
     assert "red-0.jpg" in rejects.read_text()

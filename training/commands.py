@@ -84,13 +84,13 @@ def export(
     typer.echo(f"Bundle {bundle.id} is in {out}")
 
 
-def prepare_demo(directory: Path) -> None:
+def prepare_demo(directory: Path, *, quick: bool) -> None:
     """All of the demo but the serving."""
     require_train_extra()
     from index.progress import progress_bar
     from training.demo import Demo
 
-    demo = Demo(directory)
+    demo = Demo(directory, quick)
     directory.mkdir(parents=True, exist_ok=True)
     with progress_bar("Drawing the sample shop") as on_progress:
         data = demo.data(on_progress)

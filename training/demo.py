@@ -13,8 +13,8 @@ from index.reindex import Summary, reindex
 from index.sources import read_source
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
-from training.data.photos import DataSet, Progress, load_data
-from training.data.sample_shop import ShopPhoto, read_shop
+from training.data.photos import DataSet, Progress, shop_data
+from training.data.sample_shop import ShopPhoto, read_shop, write_shop
 from training.export import export_run
 from training.loop import Watcher, train
 
@@ -26,6 +26,8 @@ class Demo:
     """Where the demo keeps things; each step is skipped when its result is there."""
 
     directory: Path
+    quick: bool = False
+    """A smaller shop and fewer epochs: the same path in a minute, with weaker figures."""
 
     @property
     def shop(self) -> Path:
@@ -50,14 +52,16 @@ class Demo:
 
     def data(self, on_progress: Progress) -> DataSet:
         """The sample shop, drawn if need be."""
-        data = load_data(f"sample:{self.shop}", on_progress=on_progress)
+        size = {"products_per_family": 3, "photos_per_product": 5} if self.quick else {}
+        write_shop(self.shop, on_progress=on_progress, **size)
+        data = shop_data(self.shop)
         self._write_examples(read_shop(self.shop))
         return data
 
     @property
     def config(self) -> TrainingConfig:
         """The preset of the sample shop: Proxy-ISA on Lite0, small enough for two CPU cores."""
-        return load_config(None, [], preset="sample")
+        return load_config(None, ["epochs=2"] if self.quick else [], preset="sample")
 
     def train(self, data: DataSet, watcher: Watcher) -> None:
         """Trains the embedder, or goes on with an interrupted run."""

@@ -3,7 +3,7 @@
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -42,7 +42,7 @@ def load_data(spec: str, *, on_progress: Progress | None = None) -> DataSet:
     """The data set that a specification names."""
     kind, _, rest = spec.partition(":")
     if kind == "sample":
-        return _sample(Path(rest) if rest else default_shop(), on_progress)
+        return shop_data(write_shop(Path(rest) if rest else default_shop(), on_progress=on_progress))
     if kind == "folder" and rest:
         return _folder(Path(rest))
     raise TrainingError(f"Unknown data {spec!r}.", "Use sample, sample:DIR or folder:DIR (one folder a product).")
@@ -54,17 +54,16 @@ def default_shop() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "lookalike" / "sample-shop"
 
 
-def _sample(directory: Path, on_progress: Progress | None) -> DataSet:
-    """Learns from the gallery photos of the trained products; their query photos stay new to the model."""
-    write_shop(directory, on_progress=on_progress)
+def shop_data(directory: Path) -> DataSet:
+    """Learns from the gallery photos of a sample shop's trained products; their query photos stay new to the model."""
     photos = read_shop(directory)
     train = [photo for photo in photos if photo.split == "train" and photo.role == "gallery"]
     test = [photo for photo in photos if photo.split == "unseen"]
-
-    def named(chosen: Sequence[object]) -> tuple[Photo, ...]:
-        return tuple(Photo(directory / photo.image, photo.item_id) for photo in chosen)  # type: ignore[attr-defined]
-
-    return DataSet("sample", named(train), named(test))
+    return DataSet(
+        "sample",
+        tuple(Photo(directory / photo.image, photo.item_id) for photo in train),
+        tuple(Photo(directory / photo.image, photo.item_id) for photo in test),
+    )
 
 
 def _folder(directory: Path, test_share: float = 1 / 3) -> DataSet:

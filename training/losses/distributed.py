@@ -5,6 +5,9 @@ whole on each of them and averaging it (DistributedDataParallel does) changes no
 sees its own rows: averaging gives (1/N) sum_r (dL/dx_r)(dx_r/dtheta), N times too little. The gather therefore
 multiplies the gradient of its own rows by N, and the average is the gradient of one process on the joint
 batch. No communication is needed in backward.
+
+On GPUs, where atomic additions round in any order, wrap the loss in DistributedDataParallel too (with
+broadcast_buffers=False): the average then keeps the proxies of all ranks bitwise equal.
 """
 
 from typing import Any

@@ -180,12 +180,6 @@ class ClassHardness(nn.Module):
             return torch.ones_like(at.effective)
         return at.effective.clamp_min(1).reciprocal_()
 
-    def clean(self, positives: Tensor, labels: Tensor, at: Thresholds) -> Tensor:
-        """Which samples pass the outlier filter; all of them until it starts."""
-        if not self.filter_is_on:
-            return torch.ones_like(labels, dtype=torch.bool)
-        return positives >= at.outlier[labels]
-
     @torch.no_grad()
     def update(
         self, embeddings: Tensor, labels: Tensor, positives: Tensor, own_proxies: Tensor, at: Thresholds
@@ -195,7 +189,9 @@ class ClassHardness(nn.Module):
         `embeddings` and `own_proxies` (the proxy of each sample's class) have unit length; `positives` are
         their similarities and `at` the thresholds that the loss of this step has used.
         """
-        clean = self._agreed(self.clean(positives, labels, at).to(torch.uint8)).bool()
+        # A comparison with NaN is false: a broken embedding spoils its own step, never the state.
+        clean = positives >= (at.outlier[labels] if self.filter_is_on else -torch.inf)
+        clean = self._agreed(clean.long()).bool()
         self.seen.index_add_(0, labels, clean.long())
         if self.queue_is_on:
             self._enqueue(embeddings, labels, clean)
@@ -240,5 +236,6 @@ class ClassHardness(nn.Module):
 
     @torch.no_grad()
     def rebuild_sums(self) -> None:
-        """Add the queue up afresh."""
+        """Count and add up the queue afresh."""
         self.class_sums.zero_().index_add_(0, self.queue_labels, self.queue)
+        self.class_counts.zero_().index_add_(0, self.queue_labels, torch.ones_like(self.queue[:, 0]))

@@ -50,8 +50,8 @@ def check_batch(embeddings: Tensor, labels: Tensor, num_classes: int, embedding_
         raise TrainingError(f"Labels must be whole numbers, got {labels.dtype}.", "Number the classes from 0.")
     labels = labels.long()
     inside = (labels >= 0) & (labels < num_classes)
-    if labels.device.type != "cpu":
-        # Reading the answer would stall the device at every step: let the device itself stop the run.
+    if labels.device.type == "cuda":
+        # Reading the answer would stall the GPU at every step: let the GPU itself stop the run.
         torch._assert_async(inside.all(), f"a label lies outside 0..{num_classes - 1}")
     elif not inside.all():
         raise TrainingError(

@@ -68,7 +68,7 @@ def run_rank(rank: int, port: int, directory: str) -> None:
             backbone, loss = make(kind, seed=10 * rank)
             results[name] = train(
                 DistributedDataParallel(backbone),
-                DistributedDataParallel(loss) if wrapped else loss,
+                DistributedDataParallel(loss, broadcast_buffers=False) if wrapped else loss,
                 slice(start, start + SHARES[rank]),
             )
         torch.save(results, Path(directory) / f"{rank}.pt")

@@ -8,6 +8,7 @@ import pytest
 import torch
 from pytorch_metric_learning.losses import ProxyAnchorLoss
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from index.errors import LookalikeError
 from tests.training.losses.reference import SlowProxyISA
@@ -148,6 +149,21 @@ def test_a_batch_of_outliers_leaves_queue_and_counters_untouched() -> None:
     assert loss.hardness.learned.tolist() == [0.9] * CLASSES
 
 
+@pytest.mark.parametrize("filter_start", [0, 1000])
+def test_a_broken_embedding_spoils_its_step_but_not_the_state(filter_start: int) -> None:
+    loss = ProxyISALoss(CLASSES, SIZE, settings(queue_start=0, filter_start=filter_start, queue_size=500)).double()
+    data = batches(3)
+    loss(*data[0])
+    broken = data[1][0].clone()
+    broken[2, 1] = torch.nan
+    assert loss(broken, data[1][1]).isnan()
+    state = loss.hardness
+    assert state.class_counts[:CLASSES].sum() == state.seen.sum() == len(queue_in_order(loss))
+    assert state.seen.sum() < 2 * BATCH
+    assert state.learned.isfinite().all()
+    assert loss(*data[2]).isfinite()
+
+
 def test_under_autocast_it_computes_in_float32_and_returns_gradients_in_half() -> None:
     loss = ProxyISALoss(CLASSES, SIZE, settings())
     embeddings, labels = batches(1)[0]
@@ -286,3 +302,14 @@ def test_half_precision_proxies_are_refused() -> None:
     loss = ProxyISALoss(CLASSES, SIZE, settings()).half()
     with pytest.raises(LookalikeError, match=r"proxies in torch.float16"):
         loss(torch.ones(2, SIZE), torch.tensor([0, 1]))
+
+
+def test_no_step_waits_for_the_gpu() -> None:
+    """Fake CUDA tensors have shapes but no values: whatever reads one raises."""
+    with FakeTensorMode(), torch.device("cuda"):
+        loss = ProxyISALoss(CLASSES, SIZE, settings(queue_start=0, filter_start=0))
+        for _ in range(2):
+            value = loss(torch.randn(BATCH, SIZE), torch.zeros(BATCH, dtype=torch.long))
+        assert value.device.type == "cuda" and loss.hardness.steps == 2
+        with pytest.raises(DataDependentOutputException):
+            value.item()

@@ -23,14 +23,22 @@ class Camera:
 
     @classmethod
     def framing(
-        cls, points: Array, *, elevation: float, roll: float, distance: float, fill: float, centre: tuple[float, float]
+        cls,
+        points: Array,
+        *,
+        elevation: float,
+        roll: float,
+        distance: float,
+        fill: float,
+        centre: tuple[float, float],
     ) -> Camera:
         """Looks down by `elevation` degrees and zooms until the (N, 3) points fill `fill` around `centre`."""
         turn = rotation("z", roll) @ rotation("x", elevation)
         aim = np.array([0.0, float(points[:, 1].max()) / 2, 0.0])
         camera = cls(turn, aim + turn.T @ np.array([0.0, 0.0, distance]), 1.0, (0.0, 0.0))
         x, y, _ = camera.project(points.T)
-        focal = fill / max(float(np.ptp(x)), float(np.ptp(y)))
+        long, short = sorted((float(np.ptp(x)), float(np.ptp(y))), reverse=True)
+        focal = min(fill / (long**0.7 * short**0.3), max(fill, 0.9) / long)  # slender things may grow longer
         middle = (float(x.min() + x.max()) / 2 * focal, float(y.min() + y.max()) / 2 * focal)
         return cls(turn, camera.position, focal, (centre[0] - middle[0], centre[1] - middle[1]))
 
@@ -45,7 +53,8 @@ class Camera:
         """World directions (3, size, size) through the pixel centres."""
         at = (np.arange(size) + 0.5) / size
         x, y = np.meshgrid((at - self.shift[0]) / self.focal, (self.shift[1] - at) / self.focal)
-        return np.einsum("ji,jyx->iyx", self.turn, np.stack([x, y, -np.ones_like(x)])).astype(np.float32)
+        result: Array = np.einsum("ji,jyx->iyx", self.turn, np.stack([x, y, -np.ones_like(x)])).astype(np.float32)
+        return result
 
     def floor_map(self, size: int) -> Array:
         """The homography from pixel coordinates to the floor's (x, z)."""
@@ -57,7 +66,8 @@ class Camera:
             ]
         )
         x, y, z = self.position
-        return np.array([[-y, x, 0], [0, z, -y], [0, 1, 0]]) @ to_ray
+        result: Array = np.array([[-y, x, 0], [0, z, -y], [0, 1, 0]]) @ to_ray
+        return result
 
 
 @dataclass(frozen=True)

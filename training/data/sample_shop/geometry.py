@@ -28,7 +28,11 @@ class Mesh:
 
     def turned(self, axis: str, degrees: float) -> Mesh:
         turn = rotation(axis, degrees).T
-        return replace(self, points=np.einsum("nj,jk->nk", self.points, turn), normals=np.einsum("nj,jk->nk", self.normals, turn))
+        return replace(
+            self,
+            points=np.einsum("nj,jk->nk", self.points, turn),
+            normals=np.einsum("nj,jk->nk", self.normals, turn),
+        )
 
     def scaled(self, x: float, y: float, z: float) -> Mesh:
         factors = np.array([x, y, z])
@@ -57,7 +61,8 @@ def rotation(axis: str, degrees: float) -> Array:
 
 
 def _length(vectors: Array) -> Array:
-    return np.maximum(np.sqrt((vectors**2).sum(-1, keepdims=True)), 1e-12)
+    result: Array = np.maximum(np.sqrt((vectors**2).sum(-1, keepdims=True)), 1e-12)
+    return result
 
 
 def grid(points: Array, *, two_sided: bool = False) -> Mesh:
@@ -87,12 +92,14 @@ def grid(points: Array, *, two_sided: bool = False) -> Mesh:
 
 
 def _steps(points: Array, axis: int) -> Array:
-    return np.sqrt((np.diff(points, axis=axis) ** 2).sum(-1)).mean(axis=1 - axis)
+    result: Array = np.sqrt((np.diff(points, axis=axis) ** 2).sum(-1)).mean(axis=1 - axis)
+    return result
 
 
 def _arc_fractions(points: Array, axis: int) -> Array:
     travelled = np.concatenate([[0.0], np.cumsum(_steps(points, axis))])
-    return travelled / max(travelled[-1], 1e-9)
+    result: Array = travelled / max(travelled[-1], 1e-9)
+    return result
 
 
 def _mean_length(points: Array, axis: int) -> float:
@@ -108,7 +115,8 @@ def smooth(knots: Sequence[Sequence[float]] | Array, count: int, *, closed: bool
     i = np.minimum(t.astype(int), spans - 1)
     f = (t - i)[:, None]
     a, b, c, d = k[i], k[i + 1], k[i + 2], k[i + 3]
-    return 0.5 * (2 * b + (c - a) * f + (2 * a - 5 * b + 4 * c - d) * f**2 + (3 * b - a - 3 * c + d) * f**3)
+    result: Array = 0.5 * (2 * b + (c - a) * f + (2 * a - 5 * b + 4 * c - d) * f**2 + (3 * b - a - 3 * c + d) * f**3)
+    return result
 
 
 def filleted(corners: Sequence[Sequence[float]], radius: float, steps: int = 5) -> Array:
@@ -158,7 +166,7 @@ def rounded_box(width: float, height: float, depth: float, radius: float, power:
         inset = r * (1 - np.sin(turn))
         levels.append((r * (1 - np.cos(turn)), width / 2 - inset, depth / 2 - inset))
     levels += [(height * f, width / 2, depth / 2) for f in (0.35, 0.65)]
-    levels += [(height - y, w, d) for y, w, d in reversed(levels[: 6])]
+    levels += [(height - y, w, d) for y, w, d in reversed(levels[:6])]
     return loft(levels, power=power)
 
 
@@ -215,6 +223,14 @@ def _with_round_ends(path: Array, r: Array, side: Array, lift: Array, tangent: A
     r = np.concatenate([turns * r[0], r, turns[::-1] * r[-1]])
     repeated = (np.concatenate([np.repeat(f[:1], 4, 0), f, np.repeat(f[-1:], 4, 0)]) for f in (side, lift))
     return (path, r, *repeated)
+
+
+def arch(half: float, foot: float, top: float, z: float = 0.0, power: float = 2.3) -> Array:
+    """A handle's line in the plane of `z`: up from (-half, foot), over `top`, down to (half, foot)."""
+    turn = np.linspace(np.pi, 0, 41)
+    c, s = np.cos(turn), np.sin(turn)
+    x, y = np.sign(c) * np.abs(c) ** (2 / power) * half, foot + (top - foot) * np.abs(s) ** (2 / power)
+    return np.column_stack([x, y, np.full(len(turn), z)])
 
 
 def ball(radius: float, segments: int = 24) -> Mesh:

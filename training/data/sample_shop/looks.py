@@ -12,32 +12,40 @@ from training.data.sample_shop.patterns import Pattern
 PLAIN = Pattern("plain")
 
 PALETTES: dict[str, tuple[str, tuple[tuple[str, str], tuple[str, str]]]] = {
-    "red": ("#c22f2a", (("#f4e7d3", "#2b2a33"), ("#f0b64a", "#6d1718"))),
-    "orange": ("#e2762f", (("#fff1dc", "#5b2c17"), ("#2d5d6b", "#f7d9a8"))),
-    "yellow": ("#e9b93a", (("#fbf3de", "#4a4a52"), ("#3f6a73", "#fdf0c8"))),
-    "olive": ("#7b7f3f", (("#efe6c8", "#3d3f22"), ("#d98f3d", "#f3ead0"))),
-    "green": ("#2e7d55", (("#eef2e0", "#173f2e"), ("#e9c15a", "#f4efdf"))),
-    "mint": ("#93cfb3", (("#ffffff", "#2f6b5a"), ("#e98a7d", "#fdf6ea"))),
-    "teal": ("#1b7f88", (("#f3ead8", "#0f4048"), ("#f19a6b", "#fdf1e0"))),
-    "light blue": ("#86b9de", (("#ffffff", "#2e5484"), ("#f2d16b", "#3d6c99"))),
-    "blue": ("#2a5fb6", (("#f2f4f8", "#142f5f"), ("#f2b84b", "#e9eef8"))),
-    "navy": ("#22325e", (("#f1e9da", "#b8402f"), ("#d9a441", "#8fa3cf"))),
-    "purple": ("#68469b", (("#f1e8f7", "#2f1d4f"), ("#e8b64f", "#c6aee6"))),
-    "lilac": ("#b69fdb", (("#ffffff", "#5d4391"), ("#f7e08a", "#6d55a0"))),
+    "red": ("#c22f2a", (("#f4e7d3", "#2b2a33"), ("#6d1718", "#f0b64a"))),
+    "orange": ("#e2762f", (("#fff1dc", "#5b2c17"), ("#f7d9a8", "#2d5d6b"))),
+    "yellow": ("#e9b93a", (("#fbf3de", "#4a4a52"), ("#fdf0c8", "#3f6a73"))),
+    "olive": ("#7b7f3f", (("#efe6c8", "#3d3f22"), ("#f3ead0", "#d98f3d"))),
+    "green": ("#2e7d55", (("#eef2e0", "#173f2e"), ("#123d2b", "#e9c15a"))),
+    "mint": ("#93cfb3", (("#ffffff", "#2f6b5a"), ("#fdf6ea", "#e98a7d"))),
+    "teal": ("#1b7f88", (("#f3ead8", "#0f4048"), ("#0f4048", "#f19a6b"))),
+    "light blue": ("#86b9de", (("#ffffff", "#2e5484"), ("#3d6c99", "#f2d16b"))),
+    "blue": ("#2a5fb6", (("#f2f4f8", "#142f5f"), ("#a9c2ea", "#f2b84b"))),
+    "navy": ("#22325e", (("#f1e9da", "#b8402f"), ("#8fa3cf", "#d9a441"))),
+    "purple": ("#68469b", (("#f1e8f7", "#2f1d4f"), ("#c6aee6", "#e8b64f"))),
+    "lilac": ("#b69fdb", (("#ffffff", "#5d4391"), ("#6d55a0", "#f7e08a"))),
     "pink": ("#e88fab", (("#fff4f2", "#9c2f58"), ("#a63a5b", "#fde5e4"))),
-    "brown": ("#77482c", (("#ecd9bd", "#3a2114"), ("#d98d4e", "#f3e7d3"))),
-    "beige": ("#d8c09a", (("#8a5a38", "#fbf4e6"), ("#45606e", "#f7ecd8"))),
-    "white": ("#f3f0e9", (("#2f5f9e", "#c4453a"), ("#3b3b40", "#c9a25a"))),
-    "grey": ("#8b9097", (("#f2f3f4", "#3b3f45"), ("#e6b840", "#2f3338"))),
-    "black": ("#2a2a2f", (("#ece7dd", "#b53a34"), ("#c99a45", "#77777f"))),
+    "brown": ("#77482c", (("#ecd9bd", "#3a2114"), ("#c9a27c", "#f3e7d3"))),
+    "beige": ("#d8c09a", (("#fbf4e6", "#8a5a38"), ("#8c7355", "#45606e"))),
+    "white": ("#f3f0e9", (("#9db6d3", "#c4453a"), ("#45454b", "#c9a25a"))),
+    "grey": ("#8b9097", (("#f2f3f4", "#3b3f45"), ("#3a3e44", "#e6b840"))),
+    "black": ("#2a2a2f", (("#ece7dd", "#b53a34"), ("#77777f", "#c99a45"))),
 }
 """A plain colour name, its main colour, and two ways (accent, trim) to accompany it."""
 
 
 def linear(colour: str) -> Array:
     """A web colour as linear light."""
-    values = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-    return np.where(values < 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4).astype(np.float32)
+    return from_bytes(np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]))
+
+
+_BYTES = np.arange(256) / 255
+_LINEAR = np.where(_BYTES < 0.04045, _BYTES / 12.92, ((_BYTES + 0.055) / 1.055) ** 2.4).astype(np.float32)
+
+
+def from_bytes(values: Array) -> Array:
+    """Linear light of sRGB bytes."""
+    return np.take(_LINEAR, values)
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,8 @@ def _diamond(a: Array, b: Array, pattern: Pattern) -> Array:
 
 def _tartan(a: Array, b: Array, pattern: Pattern) -> Array:
     across, along = a % 1, b % 1
-    bands = (across < 0.3).astype(np.int8) + (along < 0.3)
-    threads = (np.abs(across - 0.65) < 0.035) | (np.abs(along - 0.65) < 0.035)
+    bands = (across < 0.2).astype(np.int8) + (along < 0.2)
+    threads = (np.abs(across - 0.6) < 0.04) | (np.abs(along - 0.6) < 0.04)
     return np.where(threads, 1, bands).astype(np.int8)
 
 
@@ -78,8 +78,8 @@ def _triangles(a: Array, b: Array, pattern: Pattern) -> Array:
 
 
 def _colour_block(a: Array, b: Array, pattern: Pattern) -> Array:
-    """One slanting cut over the whole surface: here a cell is the surface itself."""
-    cut = (0.34, 0.42)[pattern.seed % 2]
+    """Bands across the whole surface: here one cell is as long as the surface."""
+    cut = (0.28, 0.36)[pattern.seed % 2]
     return np.where(b < cut, 1, np.where(b < cut + 0.09, 2, 0)).astype(np.int8)
 
 
@@ -112,6 +112,12 @@ def _grain(a: Array, b: Array, pattern: Pattern) -> Array:
     return (np.sin(a * 12.6 + 1.3 * np.sin(b * 3.0) + np.sin(b * 0.9 + pattern.seed)) > 0.55).astype(np.int8)
 
 
+def _glint(a: Array, b: Array, pattern: Pattern) -> Array:
+    """The slanting reflections of a pane."""
+    slant = 0.5 * a + 0.7 * b
+    return ((np.abs(slant - 0.62) < 0.1) | (np.abs(slant - 0.82) < 0.035)).astype(np.int8)
+
+
 def _dial(a: Array, b: Array, pattern: Pattern) -> Array:
     """A watch face at ten past ten or so; the seed chooses the marks and moves the hands."""
     x, y = a / 2 - 0.5, b - 0.5
@@ -122,12 +128,17 @@ def _dial(a: Array, b: Array, pattern: Pattern) -> Array:
     marks = (off_mark < (0.045 if hours <= 12 else 0.015)) & (np.abs(radius - 0.76) < (0.11 if hours <= 12 else 0.05))
     number = marks.astype(np.int8)
     shift = (pattern.seed // 4) / 16 * 0.12
-    for at, length, width, tint in ((0.84 + shift, 0.5, 0.05, 1), (0.16 + shift, 0.72, 0.04, 1), (0.52, 0.66, 0.018, 2)):
+    for at, length, width, tint in (
+        (0.84 + shift, 0.5, 0.05, 1),
+        (0.16 + shift, 0.72, 0.04, 1),
+        (0.52, 0.66, 0.018, 2),
+    ):
         along = 2 * (x * np.sin(2 * np.pi * at) + y * np.cos(2 * np.pi * at))
         aside = 2 * np.abs(x * np.cos(2 * np.pi * at) - y * np.sin(2 * np.pi * at))
         number[(along > -0.1) & (along < length) & (aside < width)] = tint
     number[radius < 0.08] = 1
-    return number
+    result: Array = number
+    return result
 
 
 def _hash(i: Array, j: Array, seed: int) -> Array:
@@ -154,5 +165,6 @@ MOTIFS: dict[str, tuple[Motif, float]] = {
     "tortoise": (_tortoise, 3.0),
     "grain": (_grain, 4.0),
     "dial": (_dial, 1e-3),
+    "glint": (_glint, 1e-3),
 }
 """Each motif by name, with how many of its cells fit on one unit of length at density 1."""

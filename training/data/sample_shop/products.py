@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,10 +61,11 @@ def _family_products(seed: int, family_number: int, category: str, count: int) -
     looks = _distinct_looks(family, count, rng)
     forms = rng.permutation(count)
     names = rng.permutation(len(NAMES))
+    companion = int(rng.integers(2))
     products = []
     for number, (colour, pattern) in enumerate(looks):
         main, companions = PALETTES[colour]
-        accent, trim = companions[int(rng.integers(2))]
+        accent, trim = companions[companion]
         motif = Pattern(pattern, float(rng.uniform(0.8, 1.3)), int(rng.integers(1000)))
         words = [colour, pattern, category] if pattern != "plain" else [colour, category]
         low, high = family.price
@@ -88,18 +88,13 @@ def _family_products(seed: int, family_number: int, category: str, count: int) -
 
 
 def _distinct_looks(family: Family, count: int, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Pairs of colour and pattern, each used once, drawn so that most products have a near twin in one of the two."""
-    colours = [list(PALETTES)[i] for i in rng.permutation(len(PALETTES))[: max(7, -(-count // 3))]]
-    patterns = [family.patterns[i] for i in rng.permutation(len(family.patterns))[:6]]
-    pairs = [(c, p) for c in colours for p in patterns]
-    uses: Counter[str] = Counter()
-    looks: list[tuple[str, str]] = []
-    for i in rng.permutation(len(pairs)):
-        colour, pattern = pairs[i]
-        if len(looks) < count and uses[colour] < -(-count // len(colours)) and uses[pattern] < -(-count // 5):
-            uses.update((colour, pattern))
-            looks.append(pairs[i])
-    for pair in pairs:  # a large shop outgrows the even spread
-        if len(looks) < count and pair not in looks:
-            looks.append(pair)
-    return looks
+    """Pairs of colour and pattern, each used once; few of both, so that most products have near twins.
+
+    Palettes are listed by hue: neighbours there are hard to tell apart in another light.
+    """
+    names = list(PALETTES)
+    first, second, third = (int(i) for i in rng.permutation(len(names) // 2)[:3] * 2)
+    colours = [names[i] for i in (first, first + 1, second, second + 1, third)]
+    patterns = [family.patterns[i] for i in rng.permutation(len(family.patterns))[: max(3, -(-count // 5))]]
+    pairs = [(colour, pattern) for colour in colours for pattern in patterns]
+    return [pairs[i] for i in rng.permutation(len(pairs))[:count]]

@@ -1,27 +1,18 @@
-"""A triangle rasteriser in numpy: which face shows at each pixel, and where on that face."""
+"""A triangle rasteriser in numpy: which face shows at each pixel, and where on that face the pixel lies."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
 from training.data.sample_shop.geometry import Array
 
 
-@dataclass(frozen=True)
-class Fragments:
-    """The visible surface at each covered pixel, and the nearness buffer it was resolved with."""
+def rasterise(
+    x: Array, y: Array, near: Array, faces: Array, size: int, lace: Array | None = None
+) -> tuple[Array, Array]:
+    """Draws faces whose vertices lie at pixel coordinates (x, y), keeping what is nearest (largest `near` > 0).
 
-    pixels: Array  # flat indices of covered pixels
-    faces: Array  # face seen there
-    weights: Array  # (n, 3) barycentric weights of the face's vertices
-    nearness: Array  # (height * width), larger is closer, 0 where nothing was drawn
-
-
-def rasterise(x: Array, y: Array, near: Array, faces: Array, size: int, lace: Array | None = None) -> Fragments:
-    """Draws faces whose vertices lie at pixel coordinates (x, y), keeping what is nearest (largest `near`).
-
+    Answers, for each of size * size pixels, the face that shows (-1 for none) and its nearness (0 for none).
     `lace` thins see-through faces: a face with 1 keeps every other pixel, one with 2 a quarter of them; the
     supersampled picture's reduction turns that into an even transparency.
     """
@@ -46,9 +37,7 @@ def rasterise(x: Array, y: Array, near: Array, faces: Array, size: int, lace: Ar
     shown = nearness == np.take(buffer, pixel)
     owners = np.full(size * size, -1, np.int32)
     owners[pixel[shown]] = owner[shown]
-    pixels = np.flatnonzero(owners >= 0)
-    visible = np.take(owners, pixels)
-    return Fragments(pixels, visible, _weights(fx, fy, visible, pixels % size + 0.5, pixels // size + 0.5), buffer)
+    return owners, buffer
 
 
 def _spans(fx: Array, fy: Array, size: int) -> tuple[Array, Array, Array, Array]:
@@ -82,11 +71,14 @@ def _slopes(fx: Array, fy: Array, fz: Array) -> tuple[Array, Array]:
     return (az * by - bz * ay) / area, (ax * bz - bx * az) / area
 
 
-def _weights(fx: Array, fy: Array, face: Array, px: Array, py: Array) -> Array:
-    corners = np.take(np.concatenate([fx, fy], 1), face, axis=0)
-    x0, x1, x2, y0, y1, y2 = corners.T
+def weights_at(x: Array, y: Array, corners: Array, pixels: Array, size: int) -> Array:
+    """How much each of a face's three `corners`, (n, 3) vertex numbers, counts at the centres of n pixels."""
+    x0, x1, x2 = np.take(x, corners.T)
+    y0, y1, y2 = np.take(y, corners.T)
+    px, py = pixels % size + np.float32(0.5), pixels // size + np.float32(0.5)
     area = (x1 - x0) * (y2 - y0) - (x2 - x0) * (y1 - y0)
     area = np.where(np.abs(area) < 1e-9, 1e-9, area)
     second = ((px - x0) * (y2 - y0) - (x2 - x0) * (py - y0)) / area
     third = ((x1 - x0) * (py - y0) - (px - x0) * (y1 - y0)) / area
-    return np.clip(np.stack([1 - second - third, second, third], -1), 0, 1).astype(np.float32)
+    result: Array = np.clip(np.stack([1 - second - third, second, third]), 0, 1).astype(np.float32)
+    return result

@@ -11,9 +11,11 @@ from PIL import Image, ImageFilter
 from training.data.sample_shop.camera import Camera, Light
 from training.data.sample_shop.geometry import Array
 from training.data.sample_shop.looks import Material, Part
-from training.data.sample_shop.raster import Fragments, rasterise
+from training.data.sample_shop.raster import rasterise, weights_at
 
-SHADOW_SIZE = 144
+OVERSAMPLING = 2  # fine pixels along a side of each pixel
+SHADOW_SIZE = 168
+SHADOW_MARGIN = 24  # map pixels around the thing, for its shadow to fade out in
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,9 @@ class Model:
             np.concatenate([self.two_sided, other.two_sided]),
         )
 
-    def _rest(self) -> tuple[Array, Array, Array, tuple[tuple[float, float], ...], tuple[Material, ...], Array]:
+    def _rest(
+        self,
+    ) -> tuple[Array, Array, Array, tuple[tuple[float, float], ...], tuple[Material, ...], Array]:
         return self.uv, self.faces, self.part_of_face, self.sizes, self.materials, self.two_sided
 
 
@@ -78,7 +82,7 @@ class ShadowMap:
     axes: Array
     low: Array  # (2,) corner of the window
     scale: float  # map pixels per unit
-    nearness: Array  # (SHADOW_SIZE, SHADOW_SIZE), 0 where the light passes
+    nearness: Array  # (SHADOW_SIZE * SHADOW_SIZE), 0 where the light passes
     offset: float
 
     @classmethod
@@ -86,11 +90,11 @@ class ShadowMap:
         axes = light.axes().astype(np.float32)
         x, y, near = np.einsum("ij,nj->in", axes, model.points)
         low = np.array([x.min(), y.min()])
-        scale = (SHADOW_SIZE - 16) / max(float(np.ptp(x)), float(np.ptp(y)))
-        low -= 8 / scale
+        scale = (SHADOW_SIZE - 2 * SHADOW_MARGIN) / max(float(np.ptp(x)), float(np.ptp(y)))
+        low -= SHADOW_MARGIN / scale
         offset = 1.0 - float(near.min())
-        seen = rasterise((x - low[0]) * scale, (y - low[1]) * scale, near + offset, model.faces, SHADOW_SIZE)
-        return cls(axes, low, scale, seen.nearness, offset)
+        _, nearness = rasterise((x - low[0]) * scale, (y - low[1]) * scale, near + offset, model.faces, SHADOW_SIZE)
+        return cls(axes, low, scale, nearness, offset)
 
     def lit(self, points: Array, normals: Array) -> Array:
         """How much of the key light reaches (3, n) points: 1 in the open, 0 behind something."""
@@ -119,14 +123,14 @@ class ShadowMap:
                 [0, 0, 1],
             ]
         )
-        return warped(soft, to_map @ camera.floor_map(size), size)
+        return warped(soft, to_map @ camera.floor_map(size), size) * np.float32(1 / 255)
 
 
 def warped(image: Image.Image, homography: Array, size: int) -> Array:
-    """A (size, size[, 3]) picture whose pixels look up the image at the mapped coordinates, as float in 0..1."""
+    """A (size, size) picture in bytes whose pixels look up the grey image at the mapped coordinates."""
     h = (homography / homography[2, 2]).ravel()
     out = image.transform((size, size), Image.Transform.PERSPECTIVE, tuple(h[:8]), Image.Resampling.BILINEAR)
-    return np.asarray(out, np.float32) / 255
+    return np.asarray(out)
 
 
 def contact_on_floor(model: Model, camera: Camera, size: int) -> Array:
@@ -137,45 +141,49 @@ def contact_on_floor(model: Model, camera: Camera, size: int) -> Array:
         return np.zeros((size, size), np.float32)
     side, reach = 96, 1.2 * float(np.abs(np.stack([x, z])).max())
     scale = side / (2 * reach)
-    seen = rasterise((x + reach) * scale, (z + reach) * scale, 2 - y, model.faces[low], side)
-    height = 2 - seen.nearness.reshape(side, side)
-    dark = np.where(seen.nearness.reshape(side, side) > 0, np.clip(1 - height / 0.16, 0, 1), 0)
-    soft = Image.fromarray((dark * 255).astype(np.uint8)).filter(ImageFilter.GaussianBlur(0.035 * scale))
+    _, nearness = rasterise((x + reach) * scale, (z + reach) * scale, 2 - y, model.faces[low], side)
+    dark = np.where(nearness > 0, np.clip(1 - (2 - nearness) / 0.16, 0, 1), 0)
+    soft = Image.fromarray((dark.reshape(side, side) * 255).astype(np.uint8)).filter(
+        ImageFilter.GaussianBlur(0.045 * scale)
+    )
     to_map = np.array([[scale, 0, side / 2], [0, scale, side / 2], [0, 0, 1]])
-    return warped(soft, to_map @ camera.floor_map(size), size)
+    return warped(soft, to_map @ camera.floor_map(size), size) * np.float32(1 / 255)
 
 
 def draw(model: Model, camera: Camera, light: Light, shadows: ShadowMap, size: int) -> tuple[Array, Array]:
-    """The model as premultiplied linear (size, size, 3) light and its (size, size) coverage."""
+    """The model as linear (size, size, 3) light, dimmed by its (size, size, 1) coverage of each pixel."""
+    fine = size * OVERSAMPLING
     x, y, near = camera.project(model.points.T)
-    x, y = x * size, y * size
-    corners = model.faces
-    fx, fy = np.take(x, corners), np.take(y, corners)
-    area = (fx[:, 1] - fx[:, 0]) * (fy[:, 2] - fy[:, 0]) - (fx[:, 2] - fx[:, 0]) * (fy[:, 1] - fy[:, 0])
+    x, y = x * fine, y * fine
+    fx, fy = np.take(x, model.faces.T), np.take(y, model.faces.T)
+    area = (fx[1] - fx[0]) * (fy[2] - fy[0]) - (fx[2] - fx[0]) * (fy[1] - fy[0])
     facing = np.flatnonzero((area < 0) | np.take(model.two_sided, model.part_of_face))
-    part = np.take(model.part_of_face, facing)
-    lace = np.take(np.array([m.lace for m in model.materials]), part)
-    seen = rasterise(x, y, near, corners[facing], size, lace)
-    colour = _shade(model, seen, corners[facing], part, camera, light, shadows)
-    picture = np.zeros((size * size, 3), np.float32)
-    picture[seen.pixels] = colour.T
-    cover = np.zeros(size * size, np.float32)
-    cover[seen.pixels] = 1
-    return picture.reshape(size, size, 3), cover.reshape(size, size)
+    faces, part_of_face = np.take(model.faces, facing, axis=0), np.take(model.part_of_face, facing)
+    lace = np.take(np.array([m.lace for m in model.materials]), part_of_face)
+    owners, _ = rasterise(x, y, near, faces, fine, lace)
+    pixels = np.flatnonzero(owners >= 0)
+    face = np.take(owners, pixels)
+    corners = np.take(faces, face, axis=0)
+    surface = _blend(model, corners, weights_at(x, y, corners, pixels, fine))
+    colour = _shade(model, np.take(part_of_face, face), surface, camera, light, shadows)
+    pixel = pixels // (fine * OVERSAMPLING) * size + pixels % fine // OVERSAMPLING
+    layers = [np.bincount(pixel, layer, size * size) for layer in (*colour, np.ones(len(pixel)))]
+    picture = np.stack(layers, -1).reshape(size, size, 4).astype(np.float32) / OVERSAMPLING**2
+    return picture[..., :3], picture[..., 3:]
 
 
-def _shade(
-    model: Model, seen: Fragments, faces: Array, part_of_face: Array, camera: Camera, light: Light, shadows: ShadowMap
-) -> Array:
+def _blend(model: Model, corners: Array, weights: Array) -> Array:
+    """Position, normal and texture coordinates, (8, n), of points within faces."""
     attributes = np.concatenate([model.points, model.normals, model.uv], 1)
-    corners = np.take(faces, seen.faces, axis=0)
-    blended = sum(
-        np.take(attributes, corners[:, i], axis=0) * seen.weights[:, i : i + 1] for i in range(3)
-    )
-    assert isinstance(blended, np.ndarray)
-    table = np.ascontiguousarray(blended.T)
-    points, normals, (u, v) = table[:3], _unit(table[3:6]), table[6:8]
-    part = np.take(part_of_face, seen.faces)
+    blended = np.take(attributes, corners[:, 0], axis=0) * weights[0][:, None]
+    for i in (1, 2):
+        blended += np.take(attributes, corners[:, i], axis=0) * weights[i][:, None]
+    return np.ascontiguousarray(blended.T)
+
+
+def _shade(model: Model, part: Array, surface: Array, camera: Camera, light: Light, shadows: ShadowMap) -> Array:
+    """Linear light (3, n) from points of the surface to the camera."""
+    points, normals, (u, v) = surface[:3], _unit(surface[3:6]), surface[6:8]
     view = _unit(camera.position.astype(np.float32)[:, None] - points)
     facing = _dot(normals, view)
     normals = normals * np.where(facing < 0, np.float32(-1), np.float32(1))
@@ -197,14 +205,19 @@ def _shade(
     matte = albedo * (key * diffuse + fill) * (1 - 0.85 * metal)
 
     mirrored = 2 * facing * normals - view
-    fresnel = 0.05 + 0.95 * (1 - facing) ** 4
+    edge = (1 - facing) ** 2  # how much the surface turns away
+    fresnel = 0.05 + 0.95 * edge**2
     softbox, room = _surroundings(mirrored, light)
-    reflected = key * (softbox * (0.25 + 0.75 * lit) * 2.2) + (sky * (0.5 + 0.6 * room) + bounce * 0.2 * (1 - room)) * 0.9
+    reflected = (
+        key * (softbox * (0.25 + 0.75 * lit) * 2.2) + (sky * (0.5 + 0.6 * room) + bounce * 0.2 * (1 - room)) * 0.9
+    )
     tint = metal * albedo + (1 - metal)
     strength = gloss * np.maximum(metal, 0.08 + fresnel * 0.55)
-    sheen = np.clip(_dot(mirrored, to_light[:, None]), 0, 1) ** 14 * 0.12 * (0.3 + gloss) * lit
-    rim = (1 - facing) ** 3 * 0.18 * open_sky
-    return matte + reflected * tint * strength + key * sheen + sky * rim * (0.3 + 0.7 * albedo) + albedo * glow
+    glance = ((np.clip(_dot(mirrored, to_light[:, None]), 0, 1) ** 2) ** 2) ** 2
+    sheen = glance * np.sqrt(glance) * 0.12 * (0.3 + gloss) * lit
+    rim = edge * 0.14 * open_sky
+    result: Array = matte + reflected * tint * strength + key * sheen + sky * rim * (0.3 + 0.7 * albedo) + albedo * glow
+    return result
 
 
 def _albedo(model: Model, part: Array, u: Array, v: Array) -> Array:
@@ -227,7 +240,8 @@ def _surroundings(direction: Array, light: Light) -> tuple[Array, Array]:
 
 
 def _dot(a: Array, b: Array) -> Array:
-    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+    result: Array = a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+    return result
 
 
 def _unit(vectors: Array) -> Array:

@@ -10,17 +10,12 @@ from PIL import Image, ImageFilter
 from training.data.sample_shop.camera import Camera, Light
 from training.data.sample_shop.families import Family
 from training.data.sample_shop.geometry import Array, rotation
-from training.data.sample_shop.looks import linear
 from training.data.sample_shop.obstacles import obstacle
 from training.data.sample_shop.products import Product
 from training.data.sample_shop.render import Model, ShadowMap, contact_on_floor, draw, warped
-from training.data.sample_shop.surfaces import FLOORS, REPEATS, TILE, UNITS, WALLS, floor_sheet, wall
+from training.data.sample_shop.surfaces import FLOORS, REPEATS, TILE, UNITS, floor_light, texture, wall
 
 SIZE = 256
-OVERSAMPLING = 2
-
-_BYTES = np.arange(256) / 255
-_TO_LINEAR = np.where(_BYTES < 0.04045, _BYTES / 12.92, ((_BYTES + 0.055) / 1.055) ** 2.4).astype(np.float32)
 
 
 def _film() -> Array:
@@ -54,35 +49,42 @@ class Session:
     @classmethod
     def drawn(cls, family: Family, rng: np.random.Generator, *, plain: bool) -> Session:
         """Draws a session; a `plain` one is the catalogue's own picture: nothing in the way, a quiet set."""
-        crop = not plain and rng.random() < 0.12
-        side, stray = rng.choice([-1, 1]), rng.uniform(0.0, 0.07)
+        crop = not plain and rng.random() < 0.14
+        side, stray = rng.choice([-1, 1]), rng.uniform(0.0, 0.02 if plain else 0.07)
         offset = rng.uniform(0.2, 0.27) if crop else stray
-        floor = "paper" if plain or rng.random() < 0.2 else list(FLOORS)[int(rng.integers(len(FLOORS)))]
+        floor = "paper" if plain or rng.random() < 0.06 else list(FLOORS)[int(rng.integers(len(FLOORS)))]
         low, high = family.elevation
+        behind = 180.0 if family.about_face and not plain and rng.random() < 0.5 else 0.0
         return cls(
-            heading=float(rng.uniform(*family.heading)) * (0.6 if plain else 1.0),
+            heading=behind + float(rng.uniform(*family.heading)) * (0.6 if plain else 1.0),
             elevation=float(rng.uniform(max(low, 10), min(high, 24)) if plain else rng.uniform(low, high)),
             roll=0.0 if plain else float(rng.normal(0, 2.5)),
             distance=float(rng.uniform(2.8, 5.5)),
-            fill=float(rng.uniform(0.66, 0.74) if plain else rng.uniform(0.5, 0.82)),
+            fill=float(rng.uniform(0.66, 0.74) if plain else rng.uniform(0.36, 0.8)),
             centre=(0.5 + float(side * offset), 0.53 + float(rng.uniform(-0.05, 0.05))),
             light=_light(rng),
             floor=floor,
             floor_colours=FLOORS[floor][int(rng.integers(len(FLOORS[floor])))],
             floor_turn=float(rng.uniform(-40, 40)),
             wall_distance=float(rng.uniform(1.0, 2.2)),
-            hidden=not plain and not crop and rng.random() < 0.33,
+            hidden=not plain and not crop and rng.random() < 0.45,
         )
 
 
 def _light(rng: np.random.Generator) -> Light:
     side, height = rng.uniform(-70, 70), rng.uniform(32, 68)
     direction = rotation("y", side) @ rotation("x", -height) @ np.array([0.0, 0.0, 1.0])
-    warmth = rng.normal(0, 0.06)
+    warmth = rng.normal(0, 0.12)
     tint = np.array([1 + warmth, 1.0, 1 - warmth])
-    level = rng.uniform(0.88, 1.15)
+    level = rng.uniform(0.74, 1.15)
     share = rng.uniform(0.3, 0.46)  # of the light that comes from everywhere
-    return Light(direction, tint * level * 1.55, np.array([0.94, 1.0, 1.08]) * level * share, tint * level * share * 0.62, float(rng.uniform(0.02, 0.06)))
+    return Light(
+        direction,
+        tint * level * 1.55,
+        np.array([0.94, 1.0, 1.08]) * level * share,
+        tint * level * share * 0.62,
+        float(rng.uniform(0.02, 0.06)),
+    )
 
 
 def take_photo(product: Product, model: Model, photo_number: int) -> Image.Image:
@@ -101,24 +103,18 @@ def take_photo(product: Product, model: Model, photo_number: int) -> Image.Image
     if session.hidden:
         thing = thing.joined(obstacle(thing.points, rng))
     shadows = ShadowMap.of(thing, session.light)
-    set_light = _backdrop(session, camera, rng)
+    rays = camera.rays(SIZE)
+    set_light = _backdrop(session, camera, rays, rng)
     dark = shadows.on_floor(camera, SIZE, session.light.softness)
     seam = contact_on_floor(thing, camera, SIZE)
-    on_floor = camera.rays(SIZE)[1] < 0
-    shade = (1 - 0.62 * dark * on_floor) * (1 - 0.6 * seam * on_floor)
-    picture, cover = draw(thing, camera, session.light, shadows, SIZE * OVERSAMPLING)
-    picture, cover = _reduced(picture), _reduced(cover[..., None])
+    on_floor = rays[1] < 0
+    shade = (1 - 0.62 * dark * on_floor) * (1 - 0.72 * seam * on_floor)
+    picture, cover = draw(thing, camera, session.light, shadows, SIZE)
     return _developed(picture + set_light * shade[..., None] * (1 - cover), rng)
 
 
-def _reduced(image: Array) -> Array:
-    n = OVERSAMPLING
-    return np.asarray(sum(image[i::n, j::n] for i in range(n) for j in range(n))) * np.float32(1 / n**2)
-
-
-def _backdrop(session: Session, camera: Camera, rng: np.random.Generator) -> Array:
+def _backdrop(session: Session, camera: Camera, rays: Array, rng: np.random.Generator) -> Array:
     """Floor and wall in linear light."""
-    rays = camera.rays(SIZE)
     eye = camera.position
     down = np.minimum(rays[1], -1e-4)
     depth = eye[2] - rays[2] * (eye[1] / down)  # z where the ray meets the floor
@@ -135,24 +131,19 @@ def _backdrop(session: Session, camera: Camera, rng: np.random.Generator) -> Arr
             [0, 0, 1],
         ]
     )
-    sheet = floor_sheet(session.floor, session.floor_colours)
-    floor = warped(sheet, to_sheet @ camera.floor_map(SIZE), SIZE)
-    behind = np.asarray(wall(rng, SIZE, horizon), np.float32) / 255
+    tones = floor_light(session.floor_colours)
+    floor = np.take(tones, warped(texture(session.floor), to_sheet @ camera.floor_map(SIZE), SIZE), axis=0)
     if session.floor == "paper":  # a sweep: the floor climbs into the wall without an edge
-        behind = np.broadcast_to(_sweep_tone(session), behind.shape)
+        behind = tones[230]
         is_floor = np.clip(reach * 1.2, 0, 1).astype(np.float32)
-    mixed = behind + (floor - behind) * is_floor[..., None]
-    light = _TO_LINEAR[(mixed * 255).astype(np.uint8)]
+    else:
+        behind = wall(rng, SIZE, horizon)
+    light = behind + (floor - behind) * is_floor[..., None]
     sun = session.light
     pool = np.exp(-(((np.arange(SIZE) / SIZE - 0.5 - 0.25 * sun.direction[0]) / 0.9) ** 2))[None, :, None]
     up = max(float(sun.direction[1]), 0.3)
-    level = (sun.key * up * 0.75 + sun.sky).astype(np.float32) * 0.62
+    level = (sun.key * up * 0.75 + sun.sky).astype(np.float32) * 0.74
     return np.asarray(light * level * pool.astype(np.float32) * 1.08, np.float32)
-
-
-def _sweep_tone(session: Session) -> Array:
-    dark, light = (np.array([int(c[i : i + 2], 16) for i in (1, 3, 5)]) / 255 for c in session.floor_colours)
-    return (dark + (light - dark) * 0.9).astype(np.float32)
 
 
 def _developed(light: Array, rng: np.random.Generator) -> Image.Image:

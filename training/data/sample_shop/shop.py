@@ -1,4 +1,4 @@
-"""The sample shop on disk: photos of every product, a catalogue and a description, written whole or not at all."""
+"""The sample shop on disk: photos, a catalogue and a description, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -71,8 +71,14 @@ def write_shop(
     }
     if _is_complete(directory, description):
         return directory
-    if directory.exists() and not (directory / DESCRIPTION).is_file() and (not directory.is_dir() or any(directory.iterdir())):
-        raise LookalikeError(f"{directory} holds something other than a sample shop.", "Choose a new or an empty folder.")
+    if (
+        directory.exists()
+        and not (directory / DESCRIPTION).is_file()
+        and (not directory.is_dir() or any(directory.iterdir()))
+    ):
+        raise LookalikeError(
+            f"{directory} holds something other than a sample shop.", "Choose a new or an empty folder."
+        )
 
     _remove_leftovers(directory)
     building = _beside(directory, "building")
@@ -91,9 +97,16 @@ def read_shop(directory: Path) -> list[ShopPhoto]:
     """The catalogue of a shop, one row for each photo."""
     path = Path(directory) / CATALOGUE
     if not path.is_file():
-        raise LookalikeError(f"{directory} holds no sample shop ({CATALOGUE} is missing).", "Write one with write_shop first.")
+        raise LookalikeError(
+            f"{directory} holds no sample shop ({CATALOGUE} is missing).", "Write one with write_shop first."
+        )
     with path.open(newline="", encoding="utf-8") as file:
-        return [ShopPhoto(**{**row, "price": float(row["price"])}) for row in csv.DictReader(file)]
+        return [_photo_of(row) for row in csv.DictReader(file)]
+
+
+def _photo_of(row: dict[str, str]) -> ShopPhoto:
+    price = float(row.pop("price"))
+    return ShopPhoto(**row, price=price)
 
 
 def render_photo(product: Product, photo_number: int) -> Image.Image:
@@ -125,7 +138,11 @@ def _photograph(product: Product, folder: Path, photos: int) -> int:
 
 
 def _photograph_all(
-    products: list[Product], folder: Path, photos: int, workers: int, on_progress: Callable[[int, int], None] | None
+    products: list[Product],
+    folder: Path,
+    photos: int,
+    workers: int,
+    on_progress: Callable[[int, int], None] | None,
 ) -> None:
     done = 0
     for count in _photographed(products, folder, photos, workers):
@@ -165,7 +182,8 @@ def _catalogue(products: list[Product], photos: int) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(ShopPhoto._fields)
-    writer.writerows(row._replace(price=f"{row.price:.2f}") for row in _rows(products, photos))
+    for row in _rows(products, photos):
+        writer.writerow([f"{value:.2f}" if isinstance(value, float) else value for value in row])
     return text.getvalue()
 
 

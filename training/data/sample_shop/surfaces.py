@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFilter, ImageOps
+from PIL import Image, ImageDraw, ImageFilter
 
 from training.data.sample_shop.geometry import Array
+from training.data.sample_shop.looks import from_bytes
 from training.data.sample_shop.patterns import Pattern
 
 TILE = 512
@@ -21,8 +22,19 @@ FLOORS: dict[str, tuple[tuple[str, str], ...]] = {
     "concrete": (("#7d7d7c", "#c9c8c4"), ("#b5aa9b", "#e5ddd0"), ("#55585c", "#8d9195")),
     "linen": (("#b9a88c", "#efe5d2"), ("#6f86a0", "#c3d2df"), ("#8f9b7d", "#d9dfc9"), ("#a65f5a", "#e0aba2")),
     "terrazzo": (("#8b6f5c", "#f0ebe2"), ("#5f7a78", "#e8ece6"), ("#b8745c", "#f3e9df")),
-    "gingham": (("#b8483f", "#fbf4ec"), ("#4a6fa5", "#f6f7f9"), ("#6f8f5f", "#f7f6ec"), ("#c9973f", "#fdf6e3")),
-    "paper": (("#d8d4cc", "#f4f1ea"), ("#c3cfd8", "#e9eff3"), ("#e0c7b5", "#f7e8dc"), ("#b9c7b4", "#e2eadc"), ("#d9b3b0", "#f5dedb")),
+    "gingham": (
+        ("#b8483f", "#fbf4ec"),
+        ("#4a6fa5", "#f6f7f9"),
+        ("#6f8f5f", "#f7f6ec"),
+        ("#c9973f", "#fdf6e3"),
+    ),
+    "paper": (
+        ("#d8d4cc", "#f4f1ea"),
+        ("#c3cfd8", "#e9eff3"),
+        ("#e0c7b5", "#f7e8dc"),
+        ("#b9c7b4", "#e2eadc"),
+        ("#d9b3b0", "#f5dedb"),
+    ),
 }
 """Each floor's texture with the (dark, light) colours it comes in."""
 
@@ -36,8 +48,10 @@ def texture(kind: str) -> Image.Image:
 
 
 @cache
-def floor_sheet(kind: str, colours: tuple[str, str]) -> Image.Image:
-    return ImageOps.colorize(texture(kind), *colours)
+def floor_light(colours: tuple[str, str]) -> Array:
+    """Linear light of each of a texture's 256 tones, from dark to light."""
+    dark, light = (np.array([int(c[i : i + 2], 16) for i in (1, 3, 5)]) for c in colours)
+    return from_bytes((dark + (light - dark) * np.linspace(0, 1, 256)[:, None]).astype(np.uint8))
 
 
 def _noise(rng: np.random.Generator, across: float, along: float) -> Array:
@@ -45,7 +59,8 @@ def _noise(rng: np.random.Generator, across: float, along: float) -> Array:
     frequency = np.fft.fftfreq(TILE, 1 / TILE)
     shape = np.exp(-((frequency[None, :] / across) ** 2) - (frequency[:, None] / along) ** 2)
     field = np.fft.ifft2(np.fft.fft2(rng.standard_normal((TILE, TILE))) * shape).real
-    return field / field.std()
+    result: Array = field / field.std()
+    return result
 
 
 def _wood(rng: np.random.Generator) -> Array:
@@ -71,7 +86,8 @@ def _tiles(rng: np.random.Generator) -> Array:
 def _marble(rng: np.random.Generator) -> Array:
     vein = np.abs(_noise(rng, 4, 4) + 0.35 * _noise(rng, 14, 14))
     faint = np.abs(_noise(rng, 8, 8) + 0.3 * _noise(rng, 30, 30))
-    return 0.92 - 0.55 * np.exp(-vein * 9) - 0.22 * np.exp(-faint * 10) + 0.03 * _noise(rng, 3, 3)
+    result: Array = 0.92 - 0.55 * np.exp(-vein * 9) - 0.22 * np.exp(-faint * 10) + 0.03 * _noise(rng, 3, 3)
+    return result
 
 
 def _concrete(rng: np.random.Generator) -> Array:
@@ -87,16 +103,18 @@ def _linen(rng: np.random.Generator) -> Array:
 def _terrazzo(rng: np.random.Generator) -> Array:
     u, v = np.meshgrid(np.arange(TILE) / TILE, np.arange(TILE) / TILE)
     chips = sum(Pattern("speckled", d, s).colour_numbers(u, v, (2.0, 2.0)) for d, s in ((1.2, 3), (0.8, 8)))
-    return 0.93 - 0.3 * np.minimum(np.asarray(chips), 2) + 0.02 * _noise(rng, 40, 40)
+    result: Array = 0.93 - 0.3 * np.minimum(np.asarray(chips), 2) + 0.02 * _noise(rng, 40, 40)
+    return result
 
 
 def _gingham(rng: np.random.Generator) -> Array:
     band = (np.arange(TILE) * 8 / TILE % 1 < 0.5).astype(float)
-    return 1 - 0.4 * (band[:, None] + band[None, :]) + 0.03 * _noise(rng, 90, 90)
+    result: Array = 1 - 0.4 * (band[:, None] + band[None, :]) + 0.03 * _noise(rng, 90, 90)
+    return result
 
 
 def _paper(rng: np.random.Generator) -> Array:
-    return 0.75 + 0.07 * _noise(rng, 2, 2) + 0.03 * _noise(rng, 70, 70)
+    return 0.8 + 0.05 * _noise(rng, 2, 2) + 0.02 * _noise(rng, 70, 70)
 
 
 _TONES = {
@@ -110,20 +128,35 @@ _TONES = {
     "paper": _paper,
 }
 
-WALLS = ("#e9e4da", "#dfe5e8", "#cfd8d3", "#e7d3c4", "#c7b8a6", "#9fb1bd", "#8c9a86", "#b98d7b", "#5f6b75", "#3f4650", "#d9c6d0", "#f3efe6", "#e8cf9f", "#a9bccf")
+WALLS = (
+    "#e9e4da",
+    "#dfe5e8",
+    "#cfd8d3",
+    "#e7d3c4",
+    "#c7b8a6",
+    "#9fb1bd",
+    "#8c9a86",
+    "#b98d7b",
+    "#5f6b75",
+    "#3f4650",
+    "#d9c6d0",
+    "#f3efe6",
+    "#e8cf9f",
+    "#a9bccf",
+)
 
 
-def wall(rng: np.random.Generator, size: int, horizon: int) -> Image.Image:
-    """A plain, a panelled or a cluttered wall, out of focus, filling the whole picture."""
+def wall(rng: np.random.Generator, size: int, horizon: int) -> Array:
+    """A plain, a panelled or a cluttered wall, out of focus, as the linear light of a whole picture."""
     base = WALLS[int(rng.integers(len(WALLS)))]
     small = Image.new("RGB", (size // 2, size // 2), base)
     kind = rng.random()
-    if kind < 0.25:
+    if kind < 0.3:
         _panel(ImageDraw.Draw(small), rng, size // 2)
-    elif kind < 0.6:
+    elif kind < 0.75:
         _clutter(ImageDraw.Draw(small), rng, size // 2, horizon // 2)
-    blurred = small.filter(ImageFilter.GaussianBlur(float(rng.uniform(1.5, 5.0) if kind < 0.6 else 1)))
-    return blurred.resize((size, size), Image.Resampling.BILINEAR)
+    blurred = small.filter(ImageFilter.GaussianBlur(float(rng.uniform(1.5, 5.0) if kind < 0.75 else 1)))
+    return from_bytes(np.asarray(blurred.resize((size, size), Image.Resampling.BILINEAR)))
 
 
 def _panel(draw: ImageDraw.ImageDraw, rng: np.random.Generator, size: int) -> None:

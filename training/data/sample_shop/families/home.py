@@ -34,7 +34,9 @@ def lamp(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     shade = revolve(np.column_stack([radius, low + (high - low) * t]), 56).both_sides()
     lit = replace(look.patterned(0.05), glow=rng.uniform(0.25, 0.45))
     edge = look.in_trim() if rng.random() < 0.5 else look.in_main()
-    bottom = np.column_stack([np.cos(a := np.linspace(0, 2 * np.pi, 49)) * radius[0], 0 * a + low, np.sin(a) * radius[0]])
+    bottom = np.column_stack(
+        [np.cos(a := np.linspace(0, 2 * np.pi, 49)) * radius[0], 0 * a + low, np.sin(a) * radius[0]]
+    )
     parts = [Part(shade, lit), Part(sweep(bottom, 0.012, up=(0, 1, 0), segments=8), edge)]
     parts.append(Part(ball(0.07).moved(y=low + 0.12), solid("#fff1cf", 0.2, glow=2.0)))
     return parts + _lamp_base(look, form // 2 + int(rng.integers(4)), low, rng)
@@ -44,12 +46,18 @@ def _lamp_base(look: Look, kind: int, low: float, rng: np.random.Generator) -> l
     metal = GOLD if rng.random() < 0.5 else STEEL
     stem = Part(revolve([(0.022, 0.05), (0.022, low + 0.12)], 16), metal)
     if kind % 4 == 0:
-        wall = smooth([(0.14, 0.0), (0.16, 0.03), (0.23, 0.2), (0.1, low * 0.8), (0.05, low * 0.9), (0.0, low * 0.9)], 30)
+        wall = smooth(
+            [(0.14, 0.0), (0.16, 0.03), (0.23, 0.2), (0.1, low * 0.8), (0.05, low * 0.9), (0.0, low * 0.9)],
+            30,
+        )
         return [stem, Part(revolve(wall), look.in_accent(0.8))]
     if kind % 4 == 1:
         sizes = (0.17, 0.13, 0.1)
         heights = np.cumsum([0.16, 0.24, 0.18])
-        balls = [Part(ball(s).scaled(1, 0.85, 1).moved(y=h * low / 0.62), look.in_trim(0.7)) for s, h in zip(sizes, heights, strict=True)]
+        balls = [
+            Part(ball(s).scaled(1, 0.85, 1).moved(y=h * low / 0.62), look.in_trim(0.7))
+            for s, h in zip(sizes, heights, strict=True)
+        ]
         return [stem, *balls, Part(revolve(filleted([(0.19, 0), (0.19, 0.035), (0, 0.035)], 0.02)), metal)]
     if kind % 4 == 2:
         foot = filleted([(0.25, 0.0), (0.25, 0.04), (0.05, 0.06), (0.035, low * 0.95), (0.0, low * 0.95)], 0.03)
@@ -57,7 +65,12 @@ def _lamp_base(look: Look, kind: int, low: float, rng: np.random.Generator) -> l
     legs = []
     for turn in (90, 210, 330):
         x, z = 0.27 * np.cos(np.radians(turn)), 0.27 * np.sin(np.radians(turn))
-        legs.append(Part(tube_between((x, 0.02, z), (x * 0.1, low * 0.98, z * 0.1), 0.022, 0.03), WOODS[int(rng.integers(3))]))
+        legs.append(
+            Part(
+                tube_between((x, 0.02, z), (x * 0.1, low * 0.98, z * 0.1), 0.022, 0.03),
+                WOODS[int(rng.integers(3))],
+            )
+        )
     return [stem, *legs]
 
 
@@ -71,7 +84,12 @@ def chair(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     for x in (-1, 1):
         for z in (-1, 1):
             foot = (x * (half * 0.8 + splay), 0.01, z * (half * 0.8 + splay))
-            parts.append(Part(tube_between(foot, (x * half * 0.78, seat_y - 0.03, z * half * 0.78), slim * 0.75, slim), frame))
+            parts.append(
+                Part(
+                    tube_between(foot, (x * half * 0.78, seat_y - 0.03, z * half * 0.78), slim * 0.75, slim),
+                    frame,
+                )
+            )
     return parts + _chair_back(look, form % 4, half, seat_y, top, frame) + _chair_arms(look, rng, half, seat_y, frame)
 
 
@@ -82,13 +100,34 @@ def _chair_back(look: Look, kind: int, half: float, seat_y: float, top: float, f
     def at(x: float, y: float) -> tuple[float, float, float]:
         return (x, y, -half * 0.86 - lean * (y - seat_y) / (top - seat_y))
 
-    posts = [Part(tube_between(at(s * half * 0.86, seat_y - 0.02), at(s * half * 0.9, top - 0.03), 0.026, 0.022), frame) for s in (-1, 1)]
+    posts = [
+        Part(
+            tube_between(at(s * half * 0.86, seat_y - 0.02), at(s * half * 0.9, top - 0.03), 0.026, 0.022),
+            frame,
+        )
+        for s in (-1, 1)
+    ]
     if kind == 0:
         panel = slab(superellipse(half * 0.98, (top - seat_y) * 0.36, 4.0)[::-1], 0.06, 0.03, dome=0.015)
-        return posts + [Part(panel.turned("x", -11).moved(*at(0, seat_y + (top - seat_y) * 0.64)), cloth)]
+        return [*posts, Part(panel.turned("x", -11).moved(*at(0, seat_y + (top - seat_y) * 0.64)), cloth)]
     if kind == 1:
-        bow = smooth([at(-half * 0.9, seat_y), at(-half * 0.95, top - 0.16), at(0, top), at(half * 0.95, top - 0.16), at(half * 0.9, seat_y)], 36)
-        rods = [Part(tube_between(at(x * half, seat_y), at(x * half * 1.1, top - 0.05 - 0.12 * x * x), 0.012, 0.012, 8), frame) for x in (-0.55, -0.2, 0.2, 0.55)]
+        bow = smooth(
+            [
+                at(-half * 0.9, seat_y),
+                at(-half * 0.95, top - 0.16),
+                at(0, top),
+                at(half * 0.95, top - 0.16),
+                at(half * 0.9, seat_y),
+            ],
+            36,
+        )
+        rods = [
+            Part(
+                tube_between(at(x * half, seat_y), at(x * half * 1.1, top - 0.05 - 0.12 * x * x), 0.012, 0.012, 8),
+                frame,
+            )
+            for x in (-0.55, -0.2, 0.2, 0.55)
+        ]
         return [Part(sweep(bow, 0.026), look.in_main(0.3)), *rods]
     if kind == 2:
         bars = []
@@ -97,8 +136,11 @@ def _chair_back(look: Look, kind: int, half: float, seat_y: float, top: float, f
             bars.append(Part(bar.turned("x", -11).moved(*at(0, seat_y + (top - seat_y) * f)), cloth))
         return posts + bars
     disc = slab(superellipse(half * 0.92, half * 0.92, 2.0)[::-1], 0.06, 0.03, dome=0.015)
-    stays = [Part(tube_between(at(s * half * 0.4, seat_y), at(s * half * 0.45, top - half), 0.02, 0.02), frame) for s in (-1, 1)]
-    return stays + [Part(disc.turned("x", -11).moved(*at(0, top - half * 0.92)), cloth)]
+    stays = [
+        Part(tube_between(at(s * half * 0.4, seat_y), at(s * half * 0.45, top - half), 0.02, 0.02), frame)
+        for s in (-1, 1)
+    ]
+    return [*stays, Part(disc.turned("x", -11).moved(*at(0, top - half * 0.92)), cloth)]
 
 
 def _chair_arms(look: Look, rng: np.random.Generator, half: float, seat_y: float, frame: Material) -> list[Part]:
@@ -107,6 +149,14 @@ def _chair_arms(look: Look, rng: np.random.Generator, half: float, seat_y: float
     arms = []
     for s in (-1, 1):
         x = s * half * 1.02
-        path = smooth([(x, seat_y, half * 0.6), (x, seat_y + 0.2, half * 0.62), (x, seat_y + 0.22, 0), (x, seat_y + 0.21, -half)], 24)
+        path = smooth(
+            [
+                (x, seat_y, half * 0.6),
+                (x, seat_y + 0.2, half * 0.62),
+                (x, seat_y + 0.22, 0),
+                (x, seat_y + 0.21, -half),
+            ],
+            24,
+        )
         arms.append(Part(sweep(path, 0.022, up=(1, 0, 0), flatten=1.4), frame))
     return arms

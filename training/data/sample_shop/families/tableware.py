@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from training.data.sample_shop.geometry import Array, Mesh, ball, filleted, revolve, smooth, sweep
+from training.data.sample_shop.geometry import Array, Mesh, arch, ball, filleted, revolve, smooth, sweep
 from training.data.sample_shop.looks import STEEL, WOODS, Look, Part
 
 
@@ -33,9 +33,28 @@ def _side_handle(wall: Array, height: float, kind: int, out: float, rng: np.rand
     a, b = (float(np.interp(y, wall[:, 1], wall[:, 0])) - 0.015 for y in (low, high))
     middle = (low + high) / 2
     knots = [
-        [(a, low), (a + out * 0.8, low + 0.05), (max(a, b) + out, middle), (b + out * 0.8, high - 0.03), (b, high)],
-        [(a, low), (a + out * 0.6, low + 0.1), (b + out, high - 0.14), (b + out * 0.7, high + 0.02), (b, high - 0.03)],
-        [(a, low), (a + out * 0.6, low), (a + out, low + 0.1), (b + out, high - 0.1), (b + out * 0.6, high), (b, high)],
+        [
+            (a, low),
+            (a + out * 0.8, low + 0.05),
+            (max(a, b) + out, middle),
+            (b + out * 0.8, high - 0.03),
+            (b, high),
+        ],
+        [
+            (a, low),
+            (a + out * 0.6, low + 0.1),
+            (b + out, high - 0.14),
+            (b + out * 0.7, high + 0.02),
+            (b, high - 0.03),
+        ],
+        [
+            (a, low),
+            (a + out * 0.6, low),
+            (a + out, low + 0.1),
+            (b + out, high - 0.1),
+            (b + out * 0.6, high),
+            (b, high),
+        ],
     ][kind]
     path = smooth(knots, 30)
     path = np.column_stack([path, np.zeros(len(path))])
@@ -52,7 +71,15 @@ def teapot(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     ][form % 4]
     wall = smooth(np.array(knots) * [rng.uniform(0.92, 1.08), 1.0], 30)
     top = wall[-1]
-    lid = smooth([(top[0] + 0.015, top[1]), (top[0] * 0.75, top[1] + 0.07), (0.05, top[1] + 0.11), (0.0, top[1] + 0.115)], 12)
+    lid = smooth(
+        [
+            (top[0] + 0.015, top[1]),
+            (top[0] * 0.75, top[1] + 0.07),
+            (0.05, top[1] + 0.11),
+            (0.0, top[1] + 0.115),
+        ],
+        12,
+    )
     parts = [
         Part(revolve([(0.0, 0.0), (wall[0, 0], 0.0)]), look.in_trim()),
         Part(revolve(wall, 64), look.patterned(0.8)),
@@ -62,12 +89,20 @@ def teapot(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     parts.append(Part(knob, WOODS[0] if rng.random() < 0.4 else look.in_trim(0.7)))
     at = float(np.interp(0.3 * top[1], wall[:, 1], wall[:, 0]))
     rise = top[1] * rng.uniform(0.95, 1.1)
-    spout = smooth([(at - 0.08, 0.3 * top[1], 0), (at + 0.14, 0.42 * top[1], 0), (at + 0.2, 0.75 * top[1], 0), (at + 0.33, rise, 0)], 24)
+    spout = smooth(
+        [
+            (at - 0.08, 0.3 * top[1], 0),
+            (at + 0.14, 0.42 * top[1], 0),
+            (at + 0.2, 0.75 * top[1], 0),
+            (at + 0.33, rise, 0),
+        ],
+        24,
+    )
     parts.append(Part(sweep(spout, np.linspace(0.105, 0.045, 24), capped=False).both_sides(), look.in_main(0.8)))
     if form // 2 % 2:
         reach = float(wall[:, 0].max()) * 0.82
-        arch = smooth([(-reach, top[1] * 0.72, 0), (-reach, top[1] + 0.2, 0), (0, top[1] + 0.46, 0), (reach, top[1] + 0.2, 0), (reach, top[1] * 0.72, 0)], 40)
-        parts.append(Part(sweep(arch, 0.03, flatten=1.3), WOODS[1]))
+        bail = arch(reach, top[1] * 0.72, top[1] + rng.uniform(0.36, 0.5))
+        parts.append(Part(sweep(bail, 0.03, flatten=1.3), WOODS[1]))
     else:
         handle = _side_handle(wall, top[1], form % 3, rng.uniform(0.24, 0.32), rng)
         parts.append(Part(handle.turned("y", 180), look.in_main(0.8)))
@@ -89,11 +124,24 @@ def bottle(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     n = r * neck
     if form % 4 == 0:
         cap = filleted([(n, top), (n + 0.02, top), (n + 0.02, top + 0.13), (0, top + 0.13)], 0.03)
-        loop = smooth([(-n * 0.7, top + 0.12, 0), (-n * 0.6, top + 0.22, 0), (n * 0.6, top + 0.22, 0), (n * 0.7, top + 0.12, 0)], 24)
-        parts += [Part(revolve(cap), look.in_accent(0.4)), Part(sweep(loop, 0.02, flatten=1.8), look.in_accent(0.4))]
+        loop = smooth(
+            [
+                (-n * 0.7, top + 0.12, 0),
+                (-n * 0.6, top + 0.22, 0),
+                (n * 0.6, top + 0.22, 0),
+                (n * 0.7, top + 0.12, 0),
+            ],
+            24,
+        )
+        parts += [
+            Part(revolve(cap), look.in_accent(0.4)),
+            Part(sweep(loop, 0.02, flatten=1.8), look.in_accent(0.4)),
+        ]
     elif form % 4 == 1:
         cork = filleted([(n * 0.85, top), (n * 0.95, top + 0.12), (0, top + 0.12)], 0.02)
-        ring = filleted([(n, top - 0.03), (n + 0.025, top - 0.02), (n + 0.025, top + 0.01), (n * 0.6, top + 0.015)], 0.01)
+        ring = filleted(
+            [(n, top - 0.03), (n + 0.025, top - 0.02), (n + 0.025, top + 0.01), (n * 0.6, top + 0.015)], 0.01
+        )
         parts += [Part(revolve(ring), look.in_main(0.6)), Part(revolve(cork), WOODS[2])]
     elif form % 4 == 2:
         parts += [Part(revolve([(n, top), (n + 0.012, top), (n + 0.012, top + 0.03), (0.0, top + 0.03)]), STEEL)]

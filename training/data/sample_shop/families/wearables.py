@@ -1,17 +1,13 @@
-"""Shirts, glasses, watches and headphones."""
+"""Glasses, watches and headphones."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from training.data.sample_shop.geometry import (
-    Array,
     Mesh,
     ball,
-    filleted,
     grid,
-    loft,
-    revolve,
     slab,
     smooth,
     superellipse,
@@ -21,59 +17,15 @@ from training.data.sample_shop.geometry import (
 from training.data.sample_shop.looks import GOLD, RUBBER, STEEL, Look, Material, Part, linear, solid
 from training.data.sample_shop.patterns import Pattern
 
-
-def shirt(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
-    """A T-shirt, a long-sleeved shirt, a polo and a sleeveless top, filled as if worn."""
-    kind = form % 4
-    wide, tall = rng.uniform(0.34, 0.4), rng.uniform(0.96, 1.08)
-    flare = rng.uniform(0.94, 1.1)
-    shoulder = 1.08 if kind != 3 else 0.84
-    levels = [(0.0, wide * flare, 0.19), (0.3, wide * 0.98, 0.18), (0.6, wide, 0.19), (0.76, wide * 1.02 * shoulder, 0.185), (0.86, wide * 0.98 * shoulder, 0.16), (0.93, wide * 0.72, 0.125), (0.985, wide * 0.44, 0.1)]
-    rows = smooth(np.array(levels) * [tall, 1, 1], 40)
-    body = loft([tuple(r) for r in rows], power=2.5, count=72)
-    sway = np.arctan2(body.points[:, 0], body.points[:, 2])
-    folds = 1 + 0.05 * np.sin(7 * sway + rng.uniform(0, 6)) * np.clip(1 - body.points[:, 1] / (0.7 * tall), 0, 1)
-    points = body.points * np.column_stack([np.ones_like(folds), np.ones_like(folds), folds])
-    body = grid(points.reshape(40, -1, 3), two_sided=True).flat_uv((-0.5, 0.5), (0.0, tall))
-    cloth = look.patterned(0.05, density=1.25)
-    neck_y, neck_w = rows[-1, 0], rows[-1, 1]
-    parts = [Part(body, cloth), Part(_ring(neck_w, 0.1, neck_y, 0.022), look.in_accent(0.05))]
-    if kind != 3:
-        parts += _sleeves(look, cloth, wide, tall, 1.0 if kind == 1 else rng.uniform(0.36, 0.46))
-    if kind == 2:
-        parts += _polo_collar(look, neck_w, neck_y)
-    elif rng.random() < 0.5 and kind != 3:
-        pocket = slab(superellipse(0.075, 0.085, 8.0)[::-1], 0.012, 0.004)
-        parts.append(Part(pocket.moved(wide * 0.42, tall * 0.66, 0.187), look.in_accent(0.05)))
-    hem = _ring(rows[0, 1], rows[0, 2], 0.004, 0.012, 2.5)
-    return [Part(p.mesh.moved(y=0.12), p.material) for p in [*parts, Part(hem, look.in_main(0.05))]]
-
-
-def _ring(width: float, depth: float, y: float, radius: float, power: float = 2.4) -> Mesh:
-    ring = superellipse(width, depth, power)
-    return sweep(np.column_stack([ring[:, 0], np.full(len(ring), y), ring[:, 1]]), radius, up=(0, 1, 0), segments=10)
-
-
-def _sleeves(look: Look, cloth: Material, wide: float, tall: float, length: float) -> list[Part]:
-    parts = []
-    for side in (-1, 1):
-        knots = [(side * wide * 0.72, tall * 0.835, 0), (side * wide * 1.12, tall * 0.76, 0), (side * wide * 1.42, tall * 0.58, 0.01), (side * wide * 1.56, tall * 0.36, 0.03), (side * wide * 1.62, tall * 0.14, 0.06)]
-        path = smooth(knots, 60)[: int(60 * length)]
-        n = len(path)
-        radius = np.linspace(0.155, 0.155 - 0.08 * length, n)
-        parts.append(Part(sweep(path, radius, flatten=0.85, capped=False, segments=28).both_sides(), cloth))
-        cuff = sweep(path[-3:] + (path[-1] - path[-3]) * 0.4, radius[-1] + 0.006, flatten=0.85, capped=False, segments=28)
-        parts.append(Part(cuff.both_sides(), look.in_accent(0.05)))
-    return parts
-
-
-def _polo_collar(look: Look, neck_w: float, neck_y: float) -> list[Part]:
-    stand = loft([(neck_y - 0.055, neck_w * 1.28, 0.15), (neck_y - 0.01, neck_w * 1.12, 0.125), (neck_y + 0.035, neck_w * 0.98, 0.1)], power=2.3)
-    strip = slab(superellipse(0.03, 0.12, 8.0)[::-1], 0.014, 0.004).turned("x", -14).moved(0, neck_y - 0.15, 0.145)
-    parts = [Part(stand.both_sides(), look.in_accent(0.05)), Part(strip, look.in_accent(0.05))]
-    for f in (0.0, 0.07, 0.14):
-        parts.append(Part(ball(0.013, 10).moved(0, neck_y - 0.09 - f, 0.14 + f * 0.25), look.in_trim(0.5)))
-    return parts
+LENSES = (
+    ("#cfe0e6", "#f4fafc", 2),
+    ("#20242b", "#4d5663", 0),
+    ("#5b3a22", "#94683f", 1),
+    ("#24506b", "#5c8fae", 1),
+    ("#7a2f45", "#b5667c", 1),
+    ("#1f3a34", "#4c776b", 0),
+)
+"""Lenses: their tint, its reflections and how see-through they are."""
 
 
 def glasses(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
@@ -88,13 +40,15 @@ def glasses(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
         outline = np.column_stack([np.sign(c) * np.abs(c) ** 0.5 * w, np.sign(s) * np.abs(s) ** 0.5 * h * 0.85])
     elif kind == 2:
         outline = np.column_stack([np.sign(c) * np.abs(c) ** 0.7 * w, np.sign(s) * np.abs(s) ** 0.75 * h * 0.85])
-        outline[:, 1] += 0.09 * np.clip(outline[:, 0] / w, -0.3, 1) ** 2 * (s > -0.3) * np.clip(s + 0.3, 0, 1)
+        outline += np.column_stack(
+            [0.35 * s * w * (c > 0) * c**2 * 0.5, 0.12 * np.clip(c, 0, 1) ** 2 * np.clip(s + 0.4, 0, 1)]
+        )
     else:
         outline = np.column_stack([c * w * (1 + 0.06 * s), s * h * 1.06]) + np.column_stack([0.05 * (1 - s) * w, 0 * s])
     outline[-1] = outline[0]
     frame = look.patterned(0.7, density=1.4)
-    tint, lace = [("#cfe0e6", 2), ("#20242b", 0), ("#5b3a22", 1), ("#24506b", 1), (look.trim, 1), ("#1d1f24", 0)][int(rng.integers(6))]
-    lens = solid(tint, 1.0, lace=lace)
+    tint, shine, lace = LENSES[int(rng.integers(len(LENSES)))]
+    lens = Material(np.stack([linear(tint), linear(shine), linear(shine)]), Pattern("glint"), 0.8, lace=lace)
     gap, base = w + rng.uniform(0.045, 0.07), float(-outline[:, 1].min()) + thick
     parts = []
     for side in (-1, 1):
@@ -102,16 +56,29 @@ def glasses(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
         rim = np.column_stack([line[:, 0] + side * gap, line[:, 1] + base, -0.25 * (line[:, 0] + side * gap) ** 2])
         parts.append(Part(sweep(rim, thick, flatten=0.9, segments=12), frame))
         pane = slab(line * 0.99, 0.012, 0.004, dome=0.012).moved(side * gap, base, -0.25 * gap**2)
-        parts.append(Part(pane.turned("y", side * 0.0), lens))
+        parts.append(Part(pane, lens))
         parts.append(Part(_temple(side, gap + w, base + h * 0.35, thick, rng), look.in_main(0.6)))
-    bridge = smooth([(-gap + w * 0.84, base + h * 0.25, 0), (0, base + h * 0.5, 0.015), (gap - w * 0.84, base + h * 0.25, 0)], 14)
+    bridge = smooth(
+        [
+            (-gap + w * 0.84, base + h * 0.25, 0),
+            (0, base + h * 0.5, 0.015),
+            (gap - w * 0.84, base + h * 0.25, 0),
+        ],
+        14,
+    )
     parts.append(Part(sweep(bridge, thick * 0.9), look.in_main(0.6)))
     return parts
 
 
 def _temple(side: int, x: float, y: float, thick: float, rng: np.random.Generator) -> Mesh:
     start = -0.25 * x**2
-    knots = [(side * (x - 0.01), y, start + 0.01), (side * (x + 0.01), y, start - 0.35), (side * x, y - 0.005, start - 0.68), (side * (x - 0.03), y * 0.62, start - 0.86), (side * (x - 0.05), 0.03, start - 0.98)]
+    knots = [
+        (side * (x - 0.01), y, start + 0.01),
+        (side * (x + 0.01), y, start - 0.35),
+        (side * x, y - 0.005, start - 0.68),
+        (side * (x - 0.03), y * 0.62, start - 0.86),
+        (side * (x - 0.05), 0.03, start - 0.98),
+    ]
     return sweep(smooth(knots, 36), np.linspace(thick * 0.8, thick * 0.95, 36), up=(0, 1, 0.2), flatten=1.3)
 
 
@@ -125,7 +92,11 @@ def watch(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     faces = ("#f6f3ea", "#1f2229", look.main, look.accent)
     face = faces[int(rng.integers(4))]
     ink = "#1c1d22" if linear(face).mean() > 0.25 else "#f4f1e8"
-    dial = Material(np.stack([linear(face), linear(ink), linear("#d8452f")]), Pattern("dial", 1.0, int(rng.integers(64))), 0.35)
+    dial = Material(
+        np.stack([linear(face), linear(ink), linear("#d8452f")]),
+        Pattern("dial", 1.0, int(rng.integers(64))),
+        0.35,
+    )
     z = 0.06
     parts = [
         Part(_band(r, rng.uniform(0.6, 0.78), kind), look.patterned(0.15, density=1.6)),
@@ -134,7 +105,9 @@ def watch(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
         Part(tube_between((r * 0.98, 0, z), (r * 1.14, 0, z), 0.035, 0.035), metal),
     ]
     bezel = np.column_stack([case * 0.93, np.full(len(case), z + 0.066)])
-    parts.append(Part(sweep(bezel, 0.03 if kind == 3 else 0.018, segments=10), look.in_trim(0.6) if kind == 3 else metal))
+    parts.append(
+        Part(sweep(bezel, 0.03 if kind == 3 else 0.018, segments=10), look.in_trim(0.6) if kind == 3 else metal)
+    )
     turned = [Part(p.mesh.turned("x", -24), p.material) for p in parts]
     low = min(float(p.mesh.points[:, 1].min()) for p in turned)
     return [Part(p.mesh.moved(y=-low), p.material) for p in turned]
@@ -157,26 +130,62 @@ def headphones(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     r, tall = rng.uniform(0.2, 0.25), (1.0, 1.25, 1.0, 1.15)[kind]
     half, top = rng.uniform(0.36, 0.42), rng.uniform(0.92, 1.02)
     cup_y = r * tall + 0.01
-    arch = smooth([(-half, cup_y + 0.1, 0), (-half * 1.02, top * 0.66, 0), (-half * 0.72, top * 0.93, 0), (0, top, 0), (half * 0.72, top * 0.93, 0), (half * 1.02, top * 0.66, 0), (half, cup_y + 0.1, 0)], 48)
+    arch = smooth(
+        [
+            (-half, cup_y + 0.1, 0),
+            (-half * 1.02, top * 0.66, 0),
+            (-half * 0.72, top * 0.93, 0),
+            (0, top, 0),
+            (half * 0.72, top * 0.93, 0),
+            (half * 1.02, top * 0.66, 0),
+            (half, cup_y + 0.1, 0),
+        ],
+        48,
+    )
     wide = (3.6, 2.4, 1.0, 4.2)[kind]
     parts = [Part(sweep(arch, 0.022, flatten=wide, power=2.6), look.in_main(0.3))]
     pad = arch[10:-10] - np.array([0, 0.028, 0])
     if kind == 2:
         parts = [Part(sweep(arch + np.array([0, 0, z]), 0.017), STEEL) for z in (-0.045, 0.045)]
         pad = pad + np.array([0, 0.02, 0])
-    parts.append(Part(sweep(pad, 0.03, flatten=2.4, power=2.6), look.in_accent(0.1)))
+    parts.append(
+        Part(sweep(pad, 0.03, flatten=2.4, power=2.6), look.in_main(0.1) if kind == 2 else look.in_accent(0.1))
+    )
     outline = superellipse(r, r * tall, 2.2)[::-1]
     for side in (-1, 1):
         cup = [
             Part(slab(outline, 0.13, 0.04, dome=0.02), look.patterned(0.45, density=1.5)),
-            Part(slab(outline * 0.98, 0.1, 0.045).moved(z=-0.1), RUBBER if rng.random() < 0.5 else look.in_trim(0.1)),
+            Part(
+                slab(outline * 0.98, 0.1, 0.045).moved(z=-0.1),
+                RUBBER if rng.random() < 0.5 else look.in_trim(0.1),
+            ),
         ]
         rim = np.column_stack([outline * 0.99, np.full(len(outline), 0.03)])
         cup.append(Part(sweep(rim, 0.016, segments=10), STEEL if kind % 2 else look.in_accent(0.4)))
         for part in cup:
-            parts.append(Part(part.mesh.turned("y", side * 90).turned("z", side * 4).moved(side * (half - 0.01), cup_y, 0), part.material))
-        parts.append(Part(tube_between((side * half, cup_y + r * tall * 0.55, 0), (side * half, top * 0.66, 0), 0.028, 0.024), STEEL))
+            parts.append(
+                Part(
+                    part.mesh.turned("y", side * 90).turned("z", side * 4).moved(side * (half - 0.01), cup_y, 0),
+                    part.material,
+                )
+            )
+        parts.append(
+            Part(
+                tube_between((side * half, cup_y + r * tall * 0.55, 0), (side * half, top * 0.66, 0), 0.028, 0.024),
+                STEEL,
+            )
+        )
     if kind == 3:
-        boom = smooth([(-half - 0.05, cup_y, 0.05), (-half - 0.04, cup_y - 0.12, 0.25), (-half * 0.8, cup_y - 0.15, 0.42)], 20)
-        parts += [Part(sweep(boom, 0.013, up=(0, 1, 0)), RUBBER), Part(ball(0.035, 14).moved(*boom[-1]), RUBBER)]
+        boom = smooth(
+            [
+                (-half - 0.05, cup_y, 0.05),
+                (-half - 0.04, cup_y - 0.12, 0.25),
+                (-half * 0.8, cup_y - 0.15, 0.42),
+            ],
+            20,
+        )
+        parts += [
+            Part(sweep(boom, 0.013, up=(0, 1, 0)), RUBBER),
+            Part(ball(0.035, 14).moved(*boom[-1]), RUBBER),
+        ]
     return parts

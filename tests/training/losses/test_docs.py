@@ -1,0 +1,34 @@
+"""docs/loss.md against the code: its example runs, and its table holds every setting."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from training.losses.proxy_isa import ProxyISALoss, ProxyISASettings
+from training.losses.registry import loss_names
+
+PAGE = (Path(__file__).parents[3] / "docs" / "loss.md").read_text(encoding="utf-8")
+
+
+def test_the_example_trains_with_queue_and_filter_on() -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(example, names)
+    loss = names["loss"]
+    assert isinstance(loss, ProxyISALoss)
+    assert loss.hardness.steps == 4 * 8 and loss.hardness.filter_is_on
+    assert loss.hardness.class_counts[:8].sum() > 0
+    assert set(loss.last_report) == {"outlier", "informative", "easy", "damped_negatives"}
+
+
+def test_the_table_lists_every_setting_with_its_default() -> None:
+    table = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", PAGE, re.MULTILINE))
+    assert table == {name: written(field.default) for name, field in ProxyISASettings.model_fields.items()}
+
+
+def written(default: object) -> str:
+    return f"{default:g}" if isinstance(default, float) else str(default).lower()
+
+
+def test_the_page_names_every_loss() -> None:
+    assert all(f"`{name}`" in PAGE for name in loss_names())
