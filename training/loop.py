@@ -53,7 +53,7 @@ def train(config: TrainingConfig, data: DataSet, out: Path, spec: str, watcher: 
         groups.append({"params": proxies, "lr": config.learning_rate * config.proxy_learning_rate_factor})
     optimiser = torch.optim.AdamW(groups, weight_decay=config.weight_decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, _schedule(config, config.epochs * len(sampler)))
-    parts = {"model": model, "loss": loss_function, "optimiser": optimiser, "schedule": schedule}
+    parts: dict[str, Any] = {"model": model, "loss": loss_function, "optimiser": optimiser, "schedule": schedule}
 
     history: list[dict[str, Any]] = []
     if checkpoint := run.load():

@@ -56,6 +56,6 @@ def test_a_missing_engine_is_told(tmp_path: Path, python: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(tiny_photo(0, 0))
     blocked = "import sys; sys.modules['onnxruntime'] = None; import lookalike; lookalike.main()"
     line = ["search", tmp_path / "photo.jpg", "--gallery", gallery, "--bundle", bundle]
-    told = subprocess.run([python, "-c", blocked, *line], capture_output=True, text=True, check=False)
+    told = subprocess.run([str(python), "-c", blocked, *map(str, line)], capture_output=True, text=True, check=False)
     assert told.returncode == 1
     assert "lookalike[cpu]" in told.stderr

@@ -48,7 +48,7 @@ class ProxyAnchorSettings(PeerSettings):
 
 
 class ProxyNCASettings(PeerSettings):
-    softmax_scale: float = Field(default=8.0, gt=0, description="the library's own default of 1 hardly learns")
+    softmax_scale: float = Field(default=8.0, gt=0, description="sharpness of the softmax over distances; 1 in the library")
 
 
 class SoftTripleSettings(PeerSettings):

@@ -51,11 +51,11 @@ def _checked(a: Array, b: Array, pattern: Pattern) -> Array:
 
 
 def _zigzag(a: Array, b: Array, pattern: Pattern) -> Array:
-    return ((b + 1.1 * np.abs(a % 1 - 0.5)) % 1 < 0.42).astype(np.int8)
+    return ((b + 1.1 * np.abs(a % 1 - 0.5)) % 1 < 0.38).astype(np.int8)
 
 
 def _wavy(a: Array, b: Array, pattern: Pattern) -> Array:
-    return ((b + 0.22 * np.sin(2 * np.pi * a)) % 1 < 0.38).astype(np.int8)
+    return ((b + 0.22 * np.sin(2 * np.pi * a)) % 1 < 0.34).astype(np.int8)
 
 
 def _diamond(a: Array, b: Array, pattern: Pattern) -> Array:
@@ -65,8 +65,8 @@ def _diamond(a: Array, b: Array, pattern: Pattern) -> Array:
 
 def _tartan(a: Array, b: Array, pattern: Pattern) -> Array:
     across, along = a % 1, b % 1
-    bands = (across < 0.2).astype(np.int8) + (along < 0.2)
-    threads = (np.abs(across - 0.6) < 0.04) | (np.abs(along - 0.6) < 0.04)
+    bands = (across < 0.16).astype(np.int8) + (along < 0.16)
+    threads = (np.abs(across - 0.58) < 0.03) | (np.abs(along - 0.58) < 0.03)
     return np.where(threads, 1, bands).astype(np.int8)
 
 
@@ -104,12 +104,12 @@ def _floral(a: Array, b: Array, pattern: Pattern) -> Array:
 
 def _tortoise(a: Array, b: Array, pattern: Pattern) -> Array:
     p = pattern.seed
-    cloud = np.sin(a * 6.3 + 2 * np.sin(b * 5 + p)) + np.sin(b * 7.1 + 2 * np.sin(a * 6.3 * 2 + p))
+    cloud = np.sin(2 * np.pi * a + 2 * np.sin(b * 5 + p)) + np.sin(b * 7.1 + 2 * np.sin(4 * np.pi * a + p))
     return np.where(cloud > 0.75, 1, 0).astype(np.int8)
 
 
 def _grain(a: Array, b: Array, pattern: Pattern) -> Array:
-    return (np.sin(a * 12.6 + 1.3 * np.sin(b * 3.0) + np.sin(b * 0.9 + pattern.seed)) > 0.55).astype(np.int8)
+    return (np.sin(4 * np.pi * a + 1.3 * np.sin(b * 3.0) + np.sin(b * 0.9 + pattern.seed)) > 0.55).astype(np.int8)
 
 
 def _glint(a: Array, b: Array, pattern: Pattern) -> Array:
@@ -126,7 +126,7 @@ def _dial(a: Array, b: Array, pattern: Pattern) -> Array:
     hours = (12, 4, 60, 12)[pattern.seed % 4]
     off_mark = np.abs((turn * hours + 0.5) % 1 - 0.5) / hours * radius * 6.3
     marks = (off_mark < (0.045 if hours <= 12 else 0.015)) & (np.abs(radius - 0.76) < (0.11 if hours <= 12 else 0.05))
-    number = marks.astype(np.int8)
+    number: Array = marks.astype(np.int8)
     shift = (pattern.seed // 4) / 16 * 0.12
     for at, length, width, tint in (
         (0.84 + shift, 0.5, 0.05, 1),
@@ -137,8 +137,7 @@ def _dial(a: Array, b: Array, pattern: Pattern) -> Array:
         aside = 2 * np.abs(x * np.cos(2 * np.pi * at) - y * np.sin(2 * np.pi * at))
         number[(along > -0.1) & (along < length) & (aside < width)] = tint
     number[radius < 0.08] = 1
-    result: Array = number
-    return result
+    return number
 
 
 def _hash(i: Array, j: Array, seed: int) -> Array:

@@ -59,8 +59,8 @@ def _noise(rng: np.random.Generator, across: float, along: float) -> Array:
     frequency = np.fft.fftfreq(TILE, 1 / TILE)
     shape = np.exp(-((frequency[None, :] / across) ** 2) - (frequency[:, None] / along) ** 2)
     field = np.fft.ifft2(np.fft.fft2(rng.standard_normal((TILE, TILE))) * shape).real
-    result: Array = field / field.std()
-    return result
+    tone: Array = field / field.std()
+    return tone
 
 
 def _wood(rng: np.random.Generator) -> Array:
@@ -86,8 +86,8 @@ def _tiles(rng: np.random.Generator) -> Array:
 def _marble(rng: np.random.Generator) -> Array:
     vein = np.abs(_noise(rng, 4, 4) + 0.35 * _noise(rng, 14, 14))
     faint = np.abs(_noise(rng, 8, 8) + 0.3 * _noise(rng, 30, 30))
-    result: Array = 0.92 - 0.55 * np.exp(-vein * 9) - 0.22 * np.exp(-faint * 10) + 0.03 * _noise(rng, 3, 3)
-    return result
+    tone: Array = 0.92 - 0.55 * np.exp(-vein * 9) - 0.22 * np.exp(-faint * 10) + 0.03 * _noise(rng, 3, 3)
+    return tone
 
 
 def _concrete(rng: np.random.Generator) -> Array:
@@ -103,14 +103,14 @@ def _linen(rng: np.random.Generator) -> Array:
 def _terrazzo(rng: np.random.Generator) -> Array:
     u, v = np.meshgrid(np.arange(TILE) / TILE, np.arange(TILE) / TILE)
     chips = sum(Pattern("speckled", d, s).colour_numbers(u, v, (2.0, 2.0)) for d, s in ((1.2, 3), (0.8, 8)))
-    result: Array = 0.93 - 0.3 * np.minimum(np.asarray(chips), 2) + 0.02 * _noise(rng, 40, 40)
-    return result
+    tone: Array = 0.93 - 0.3 * np.minimum(np.asarray(chips), 2) + 0.02 * _noise(rng, 40, 40)
+    return tone
 
 
 def _gingham(rng: np.random.Generator) -> Array:
     band = (np.arange(TILE) * 8 / TILE % 1 < 0.5).astype(float)
-    result: Array = 1 - 0.4 * (band[:, None] + band[None, :]) + 0.03 * _noise(rng, 90, 90)
-    return result
+    tone: Array = 1 - 0.4 * (band[:, None] + band[None, :]) + 0.03 * _noise(rng, 90, 90)
+    return tone
 
 
 def _paper(rng: np.random.Generator) -> Array:

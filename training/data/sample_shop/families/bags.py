@@ -45,7 +45,7 @@ def _tote(look: Look, metal: Material, rng: np.random.Generator) -> list[Part]:
         Part(loft(inside, power=4.5), look.in_trim(0.1)),
     ]
     band = [(h * 0.9, w * 0.992, d * 0.74), (h * 0.9, w * 1.0, d * 0.76), (h * 1.004, w * 1.012, d * 0.73)]
-    parts.append(Part(loft(band, power=4.5), look.in_accent(0.2)))
+    parts.append(Part(loft(band, power=4.5), look.in_main(0.2)))
     reach, top = w * rng.uniform(0.45, 0.6), h + rng.uniform(0.24, 0.4)
     parts += [Part(_handle(reach, h * 0.82, top, z, 0.022), look.in_accent(0.2)) for z in (d * 0.74, -d * 0.74)]
     parts += [Part(ball(0.026, 12).moved(x, h * 0.84, d * 0.79), metal) for x in (-reach, reach)]
@@ -115,7 +115,7 @@ def _bucket(look: Look, metal: Material, rng: np.random.Generator) -> list[Part]
     ring = superellipse(w * 0.8 + 0.012, d * 0.72 + 0.012, 2.4)
     cord = np.column_stack([ring[:, 0], np.full(len(ring), h * 0.875), ring[:, 1]])
     parts.append(Part(sweep(cord, 0.018, up=(0, 1, 0)), look.in_accent(0.2)))
-    parts.append(Part(_handle(w * 0.86, h * 0.9, h + rng.uniform(0.32, 0.46), 0, 0.024, 1.8), look.in_accent(0.2)))
+    parts.append(Part(_handle(w * 0.86, h * 0.9, h + rng.uniform(0.32, 0.46), 0, 0.024, 1.8), look.in_main(0.2)))
     for x, drop in ((-0.03, 0.15), (0.035, 0.19)):
         tail = smooth(
             [(x * 0.4, h * 0.875, d * 0.74), (x, h * 0.8, d * 0.96), (x * 1.3, h * 0.875 - drop, d * 1.05)],
@@ -137,7 +137,7 @@ def _round_bag(look: Look, metal: Material, rng: np.random.Generator) -> list[Pa
     parts.append(
         Part(
             _handle(r * 0.55, r * lower * 1.8, r * lower * 2 + rng.uniform(0.24, 0.42), 0, 0.024),
-            look.in_accent(0.3),
+            look.in_main(0.3),
         )
     )
     parts += [Part(ball(0.034, 12).moved(x, r * lower * 1.84, 0), metal) for x in (-r * 0.55, r * 0.55)]
@@ -156,13 +156,13 @@ def backpack(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     parts.append(Part(_handle(0.075, h * 0.97, h + 0.09, -d * 0.4, 0.02, 1.8), look.in_trim()))
     pocket_h = h * rng.uniform(0.34, 0.42)
     pocket = _pouch(w * 0.78, pocket_h, d * 0.5, 0.14).moved(0, 0.06, d * 0.82)
-    parts.append(Part(pocket, look.in_accent() if rng.random() < 0.65 else look.in_main()))
+    parts.append(Part(pocket, look.in_accent() if look.pattern.name == "plain" else look.in_main()))
     zip_y = 0.06 + pocket_h * 0.78
     parts.append(Part(_bar(w * 0.6, zip_y, d * 1.33), look.in_trim()))
     parts += [
         Part(
             _pouch(d * 0.5, h * 0.3, 0.06, 0.05).turned("y", 90).moved(side * w * 0.98, 0.05, 0),
-            look.in_trim(),
+            look.in_main(),
         )
         for side in (-1, 1)
     ]
@@ -237,7 +237,7 @@ def _backpack_top(look: Look, kind: int, w: float, h: float, d: float) -> list[P
     buckle = slab(superellipse(0.05, 0.035, 5.0)[::-1], 0.02, 0.008).moved(0, h * 0.88, d * 1.02)
     strip = smooth([(0, h + 0.09, 0), (0, h + 0.03, d * 0.6), (0, h * 0.9, d * 1.0), (0, h * 0.72, d * 1.02)], 16)
     return [
-        Part(roll, look.in_accent()),
+        Part(roll, look.in_main()),
         Part(sweep(strip, 0.011, up=(1, 0, 0), flatten=2.6), look.in_trim()),
         Part(buckle, STEEL),
     ]

@@ -50,7 +50,7 @@ def _lamp_base(look: Look, kind: int, low: float, rng: np.random.Generator) -> l
             [(0.14, 0.0), (0.16, 0.03), (0.23, 0.2), (0.1, low * 0.8), (0.05, low * 0.9), (0.0, low * 0.9)],
             30,
         )
-        return [stem, Part(revolve(wall), look.in_accent(0.8))]
+        return [stem, Part(revolve(wall), look.in_main(0.8))]
     if kind % 4 == 1:
         sizes = (0.17, 0.13, 0.1)
         heights = np.cumsum([0.16, 0.24, 0.18])

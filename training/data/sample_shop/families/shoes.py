@@ -69,12 +69,13 @@ def shoe(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
         Part(grid(inside, two_sided=True), look.in_trim(0.05)),
         Part(_collar(last), look.in_accent(0.15)),
     ]
-    rubber = solid("#f4f1ea", 0.2) if kind in (LOW, HIGH) and rng.random() < 0.6 else look.in_accent(0.2)
+    rubber = solid("#f4f1ea", 0.2) if kind in (LOW, HIGH) and rng.random() < 0.7 else solid("#cf9f68", 0.2)
     parts += _sole(last, sole, rubber if kind != BOOT else solid("#3a2a20", 0.3), look)
     if kind != SLIP_ON:
         parts += _laces(last, look, kind, rng)
+    cap = look.in_accent(0.3) if look.pattern.name == "plain" else look.in_main(0.3)
     if kind in (LOW, HIGH) or rng.random() < 0.5:
-        parts.append(Part(last.patch((0.0, 0.3), (-0.95, 0.95), 0.006), look.in_accent(0.3)))
+        parts.append(Part(last.patch((0.0, 0.3), (-0.95, 0.95), 0.006), cap))
     parts.append(Part(last.patch((0.0, 0.62), (np.pi - 0.75, np.pi + 0.75), 0.006), look.in_accent(0.25)))
     if kind in (LOW, HIGH) and look.pattern.name in ("plain", "speckled"):
         parts += [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from training.data.sample_shop.geometry import Array, Mesh, arch, ball, filleted, revolve, smooth, sweep
-from training.data.sample_shop.looks import STEEL, WOODS, Look, Part
+from training.data.sample_shop.looks import STEEL, WOODS, Look, Part, solid
 
 
 def mug(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
@@ -17,7 +17,7 @@ def mug(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     rim = outside[-1] + np.array([[0.0, 0.0], [0.0, 0.01], [-0.012, 0.018], [-0.027, 0.012], [-0.035, -0.01]])
     inside = np.column_stack([outside[::-1, 0] - 0.035, outside[::-1, 1]])[1:-1]
     inside = np.concatenate([inside, [[radius * foot * 0.6, 0.07], [0.0, 0.07]]])
-    lining = look.in_accent(0.6) if rng.random() < 0.6 else look.in_main(0.6)
+    lining = solid("#f5f1e8", 0.6) if rng.random() < 0.6 else look.in_main(0.6)
     handle = _side_handle(outside, height, int(rng.integers(3)), rng.uniform(0.24, 0.33), rng)
     return [
         Part(revolve(base), look.in_trim(0.5)),

@@ -89,8 +89,7 @@ def watch(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     power = (2.0, 6.0, 3.4, 2.0)[kind]
     metal = (STEEL, GOLD, solid("#3a3b40", 0.6, metal=0.6), solid("#d99a7c", 0.7, metal=0.9))[int(rng.integers(4))]
     case = superellipse(r, r, power)[::-1]
-    faces = ("#f6f3ea", "#1f2229", look.main, look.accent)
-    face = faces[int(rng.integers(4))]
+    face = ("#f6f3ea", "#1f2229", look.main)[int(rng.integers(3))]
     ink = "#1c1d22" if linear(face).mean() > 0.25 else "#f4f1e8"
     dial = Material(
         np.stack([linear(face), linear(ink), linear("#d8452f")]),
@@ -152,12 +151,13 @@ def headphones(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
         Part(sweep(pad, 0.03, flatten=2.4, power=2.6), look.in_main(0.1) if kind == 2 else look.in_accent(0.1))
     )
     outline = superellipse(r, r * tall, 2.2)[::-1]
+    dark = rng.random() < 0.6
     for side in (-1, 1):
         cup = [
             Part(slab(outline, 0.13, 0.04, dome=0.02), look.patterned(0.45, density=1.5)),
             Part(
                 slab(outline * 0.98, 0.1, 0.045).moved(z=-0.1),
-                RUBBER if rng.random() < 0.5 else look.in_trim(0.1),
+                RUBBER if dark else solid("#ddd6c8", 0.1),
             ),
         ]
         rim = np.column_stack([outline * 0.99, np.full(len(outline), 0.03)])
