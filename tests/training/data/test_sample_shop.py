@@ -10,7 +10,7 @@ from PIL import Image, ImageChops
 from training.data.sample_shop import Product, design_products, render_photo
 from training.data.sample_shop.families import FAMILIES
 from training.data.sample_shop.geometry import Mesh, ball, revolve, rounded_box
-from training.data.sample_shop.looks import PALETTES, Look, solid
+from training.data.sample_shop.looks import PALETTES
 from training.data.sample_shop.patterns import MOTIFS, Pattern
 from training.data.sample_shop.raster import rasterise
 
@@ -138,8 +138,3 @@ def test_neighbouring_faces_leave_no_gap_and_share_no_pixel() -> None:
     together = rasterise(x, y, np.ones(7), faces, 32)[0] >= 0
     assert np.asarray(counts).max() == 1
     np.testing.assert_array_equal(np.asarray(counts) > 0, together)
-
-
-def test_a_plain_look_is_one_colour() -> None:
-    look = Look("#c22f2a", "#ffffff", "#000000", Pattern("plain"))
-    assert (look.in_main().colours == solid("#c22f2a").colours).all()

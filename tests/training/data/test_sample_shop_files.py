@@ -2,9 +2,12 @@
 
 import csv
 import json
-import os
+import subprocess
+import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -12,26 +15,29 @@ from PIL import Image
 from index.errors import LookalikeError
 from training.data.sample_shop import ShopPhoto, read_shop, write_shop
 
-SMALL = {"products_per_family": 3, "photos_per_product": 2}
+small_shop = partial(write_shop, products_per_family=3, photos_per_product=2)
+tiny_shop = partial(write_shop, products_per_family=1, photos_per_product=2)
 
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_shop(tmp_path_factory.mktemp("shops") / "shop", workers=2, **SMALL)
+    return small_shop(tmp_path_factory.mktemp("shops") / "shop", workers=2)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
-def test_the_bytes_do_not_depend_on_the_number_of_workers(shop: Path, tmp_path: Path) -> None:
-    assert contents(write_shop(tmp_path / "again", workers=1, **SMALL)) == contents(shop)
+def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+    alone, together = (tiny_shop(tmp_path / f"by-{count}", workers=count) for count in (1, 3))
+    assert contents(alone) == contents(together)
+    assert len(contents(alone)) == 24 + 2
 
 
 def test_another_seed_gives_another_shop_in_the_same_place(tmp_path: Path) -> None:
     place = tmp_path / "shop"
-    first = contents(write_shop(place, seed=1, workers=1, products_per_family=1, photos_per_product=2))
-    second = contents(write_shop(place, seed=2, workers=1, products_per_family=1, photos_per_product=2))
+    first = contents(tiny_shop(place, seed=1, workers=1))
+    second = contents(tiny_shop(place, seed=2, workers=1))
     assert first.keys() == second.keys()
     assert all(first[name] != second[name] for name in first)
     assert [p.name for p in tmp_path.iterdir()] == ["shop"]
@@ -62,51 +68,41 @@ def test_splits_and_roles_are_disjoint_and_complete(shop: Path) -> None:
 def test_a_complete_shop_is_reused(shop: Path) -> None:
     before = (shop / "catalogue.csv").stat().st_mtime_ns
     calls: list[tuple[int, int]] = []
-    assert write_shop(shop, on_progress=lambda done, total: calls.append((done, total)), **SMALL) == shop
+    assert small_shop(shop, on_progress=lambda done, total: calls.append((done, total))) == shop
     assert (shop / "catalogue.csv").stat().st_mtime_ns == before
     assert calls == []
 
 
 def test_a_shop_that_lost_a_photo_is_written_anew(tmp_path: Path) -> None:
-    place = write_shop(tmp_path / "shop", workers=1, products_per_family=1, photos_per_product=2)
+    place = tiny_shop(tmp_path / "shop", workers=1)
     lost = place / read_shop(place)[3].image
     lost.unlink()
-    write_shop(place, workers=1, products_per_family=1, photos_per_product=2)
+    tiny_shop(place, workers=1)
     assert lost.is_file()
 
 
 def test_progress_counts_up_to_all_photos(tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
-    write_shop(
-        tmp_path / "shop",
-        workers=1,
-        on_progress=lambda done, total: calls.append((done, total)),
-        products_per_family=1,
-        photos_per_product=2,
-    )
+    tiny_shop(tmp_path / "shop", workers=1, on_progress=lambda done, total: calls.append((done, total)))
     assert calls == [(2 * n, 24) for n in range(1, 13)]
 
 
 def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     (tmp_path / "holiday.txt").write_text("mine")
     with pytest.raises(LookalikeError, match="other than a sample shop"):
-        write_shop(tmp_path, **SMALL)
+        small_shop(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["holiday.txt"]
 
 
 def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
     place = tmp_path / "shop"
     place.mkdir()
-    assert (
-        json.loads(
-            (write_shop(place, workers=1, products_per_family=1, photos_per_product=2) / "shop.json").read_text()
-        )["photos"]
-        == 24
-    )
+    tiny_shop(place, workers=1)
+    assert json.loads((place / "shop.json").read_text())["photos"] == 24
 
 
 @pytest.mark.parametrize("size", [{"products_per_family": 0}, {"products_per_family": 99}, {"photos_per_product": 1}])
-def test_impossible_sizes_are_refused(tmp_path: Path, size: dict[str, int]) -> None:
+def test_impossible_sizes_are_refused(tmp_path: Path, size: dict[str, Any]) -> None:
     with pytest.raises(LookalikeError, match="per_"):
         write_shop(tmp_path / "shop", **size)
 
@@ -117,18 +113,24 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_shop(tmp_path / "shop", workers=1, on_progress=stop, **SMALL)
+        small_shop(tmp_path / "shop", workers=1, on_progress=stop)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_killed_writer_left_is_no_shop_and_is_cleared_away(tmp_path: Path) -> None:
-    dead = os.fork()
-    if not dead:
-        os._exit(0)
-    os.waitpid(dead, 0)
-    leftover = tmp_path / f".shop.{dead}.building"
-    (leftover / "photos" / "mug-01").mkdir(parents=True)
+    place = tmp_path / "shop"
+    code = (
+        "import sys; from pathlib import Path; from training.data.sample_shop import write_shop; "
+        "write_shop(Path(sys.argv[1]), workers=2, on_progress=lambda done, total: print(done, flush=True))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(place)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert int(writer.stdout.readline()) > 0
+        writer.kill()
+        writer.stdout.read()  # the pipe closes only when the workers have left as well
+    (leftover,) = tmp_path.iterdir()
+    assert not (leftover / "shop.json").exists()
     with pytest.raises(LookalikeError, match="no sample shop"):
-        read_shop(leftover)
-    write_shop(tmp_path / "shop", workers=1, products_per_family=1, photos_per_product=2)
+        read_shop(place)
+    tiny_shop(place, workers=1)
     assert [p.name for p in tmp_path.iterdir()] == ["shop"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from PIL import Image, ImageFilter
@@ -33,12 +33,12 @@ class Model:
 
     @classmethod
     def of(cls, parts: Sequence[Part]) -> Model:
-        starts = np.cumsum([0] + [len(p.mesh.points) for p in parts])
+        starts = np.cumsum([0] + [len(p.mesh.points) for p in parts[:-1]])
         return cls(
             np.concatenate([p.mesh.points for p in parts]).astype(np.float32),
             np.concatenate([p.mesh.normals for p in parts]).astype(np.float32),
             np.concatenate([p.mesh.uv for p in parts]).astype(np.float32),
-            np.concatenate([p.mesh.faces + start for p, start in zip(parts, starts, strict=False)]),
+            np.concatenate([p.mesh.faces + start for p, start in zip(parts, starts, strict=True)]),
             np.concatenate([np.full(len(p.mesh.faces), i) for i, p in enumerate(parts)]),
             tuple(p.mesh.size for p in parts),
             tuple(p.material for p in parts),
@@ -49,13 +49,12 @@ class Model:
         """Standing on the floor around the origin, its longest side one unit long."""
         low, high = self.points.min(axis=0), self.points.max(axis=0)
         foot = np.array([(low[0] + high[0]) / 2, low[1], (low[2] + high[2]) / 2], np.float32)
-        return Model((self.points - foot) / (high - low).max(), self.normals, *self._rest())
+        return replace(self, points=(self.points - foot) / (high - low).max())
 
-    def posed(self, turn: Array, move: Array) -> Model:
-        """Turned about the origin, then moved."""
-        turn = turn.T.astype(np.float32)
-        points, normals = (np.einsum("nj,jk->nk", a, turn) for a in (self.points, self.normals))
-        return Model(points + move.astype(np.float32), normals, *self._rest())
+    def turned(self, turn: Array) -> Model:
+        """Turned about the origin by a (3, 3) rotation."""
+        points, normals = (np.einsum("nj,kj->nk", a, turn.astype(np.float32)) for a in (self.points, self.normals))
+        return replace(self, points=points, normals=normals)
 
     def joined(self, other: Model) -> Model:
         return Model(
@@ -68,11 +67,6 @@ class Model:
             self.materials + other.materials,
             np.concatenate([self.two_sided, other.two_sided]),
         )
-
-    def _rest(
-        self,
-    ) -> tuple[Array, Array, Array, tuple[tuple[float, float], ...], tuple[Material, ...], Array]:
-        return self.uv, self.faces, self.part_of_face, self.sizes, self.materials, self.two_sided
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Session:
 def _light(rng: np.random.Generator) -> Light:
     side, height = rng.uniform(-70, 70), rng.uniform(32, 68)
     direction = rotation("y", side) @ rotation("x", -height) @ np.array([0.0, 0.0, 1.0])
-    warmth = rng.normal(0, 0.12)
+    warmth = np.clip(rng.normal(0, 0.12), -0.2, 0.2)
     tint = np.array([1 + warmth, 1.0, 1 - warmth])
     level = rng.uniform(0.74, 1.15)
     share = rng.uniform(0.3, 0.46)  # of the light that comes from everywhere
@@ -91,7 +91,7 @@ def take_photo(product: Product, model: Model, photo_number: int) -> Image.Image
     """Photo `photo_number` of a product whose surfaces are `model`; the first is the catalogue's plain picture."""
     rng = np.random.default_rng([*product.seeds, 2, photo_number])
     session = Session.drawn(product.family, rng, plain=photo_number == 0)
-    thing = model.posed(rotation("y", session.heading), np.zeros(3))
+    thing = model.turned(rotation("y", session.heading))
     camera = Camera.framing(
         thing.points,
         elevation=session.elevation,
@@ -140,7 +140,7 @@ def _backdrop(session: Session, camera: Camera, rays: Array, rng: np.random.Gene
         behind = wall(rng, SIZE, horizon)
     light = behind + (floor - behind) * is_floor[..., None]
     sun = session.light
-    pool = np.exp(-(((np.arange(SIZE) / SIZE - 0.5 - 0.25 * sun.direction[0]) / 0.9) ** 2))[None, :, None]
+    pool = np.exp(-(((np.arange(SIZE) / SIZE - 0.5 - 0.25 * sun.direction[0]) / 1.2) ** 2))[None, :, None]
     up = max(float(sun.direction[1]), 0.3)
     level = (sun.key * up * 0.75 + sun.sky).astype(np.float32) * 0.74
     return np.asarray(light * level * pool.astype(np.float32) * 1.08, np.float32)
@@ -150,7 +150,7 @@ def _developed(light: Array, rng: np.random.Generator) -> Image.Image:
     """What the camera makes of the light: white balance, vignette, noise, the film's curve and a little blur."""
     balance = np.exp(rng.normal(0, 0.035, 3)).astype(np.float32)
     across = np.linspace(-1, 1, SIZE, dtype=np.float32) ** 2
-    vignette = 1 - np.float32(rng.uniform(0, 0.16)) * (across[:, None] + across[None, :])[..., None]
+    vignette = 1 - np.float32(rng.uniform(0, 0.12)) * (across[:, None] + across[None, :])[..., None]
     noise = 1 + rng.standard_normal((SIZE, SIZE, 1), np.float32) * np.float32(rng.uniform(0.005, 0.03))
     exposed = np.clip(light * balance * vignette * noise * np.float32(2048), 0, len(_FILM) - 1).astype(np.int32)
     image = Image.fromarray(np.take(_FILM, exposed))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+import glob
 import io
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,12 +159,25 @@ def _photographed(products: list[Product], folder: Path, photos: int, workers: i
             yield _photograph(product, folder, photos)
         return
     # New interpreters, not forks: the caller may hold threads and a loaded torch, which a fork would break.
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
+    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_leave_with_parent)
     try:
         for future in as_completed([pool.submit(_photograph, product, folder, photos) for product in products]):
             yield future.result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _leave_with_parent() -> None:
+    """Ends this worker when the process that asked for it is killed; it would wait for work for ever."""
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _available_cores() -> int:
@@ -204,7 +219,7 @@ def _beside(directory: Path, purpose: str) -> Path:
 def _remove_leftovers(directory: Path) -> None:
     """Clears away what writers that were killed left beside the shop."""
     for purpose in ("building", "replaced"):
-        for folder in directory.parent.glob(f".{directory.name}.*.{purpose}"):
+        for folder in directory.parent.glob(f".{glob.escape(directory.name)}.*.{purpose}"):
             owner = folder.name.split(".")[-2]
             if owner.isdigit() and (int(owner) == os.getpid() or not _is_running(int(owner))):
                 shutil.rmtree(folder)
