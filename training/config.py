@@ -15,9 +15,15 @@ from training.errors import TrainingError
 class BackboneSettings(Frozen):
     """The network from pixels to vectors."""
 
-    name: str = Field(default="efficientnet_lite0", description="efficientnet_lite0 or any timm model")
+    name: str = Field(default="efficientnet_lite0", description="a name of docs/backbones.md, or any timm model")
+    weights: str = Field(default="auto", description="auto, package, hub, none or the path of a file")
+    pooling: Literal["default", "avg", "max", "avg+max"] = Field(
+        default="default", description="the model's own, or the final feature map's mean, maximum or their sum"
+    )
+    layer_norm: bool = Field(default=False, description="normalise the features before the head")
     embedding_size: int = Field(default=512, gt=0)
     freeze_batch_norm: bool = True
+    freeze_backbone: bool = Field(default=False, description="learn the head alone")
 
 
 class LossSettings(Frozen):
@@ -40,6 +46,53 @@ class AugmentationSettings(Frozen):
         return self
 
 
+class SamplingSettings(Frozen):
+    """How photos are put into batches."""
+
+    kind: Literal["random", "balanced"] = "random"
+    batch_size: int = Field(default=128, gt=1, description="over all processes together")
+    photos_per_class: int = Field(default=4, gt=1, description="of a class in a balanced batch")
+
+    @model_validator(mode="after")
+    def _whole_classes(self) -> "SamplingSettings":
+        if self.kind == "balanced" and self.batch_size % self.photos_per_class:
+            raise ValueError(f"batch_size {self.batch_size} is no multiple of photos_per_class {self.photos_per_class}")
+        return self
+
+
+class OptimiserSettings(Frozen):
+    """How the weights move; the loss's own parameters (proxies) are a group of their own."""
+
+    name: Literal["adam", "adamw"] = "adamw"
+    learning_rate: float = Field(default=1e-4, gt=0)
+    proxy_factor: float = Field(default=100.0, gt=0, description="the loss's parameters learn this much faster")
+    weight_decay: float = Field(default=1e-4, ge=0)
+    clip_value: float | None = Field(default=10.0, gt=0, description="bound of every entry of a gradient")
+
+
+class ScheduleSettings(Frozen):
+    """How the learning rate changes over a run."""
+
+    kind: Literal["constant", "cosine", "step"] = "cosine"
+    step_epochs: int = Field(default=5, gt=0, description="with `step`: epochs between two drops")
+    step_factor: float = Field(default=0.5, gt=0, le=1, description="with `step`: what remains after a drop")
+    warm_up_epochs: int = Field(default=0, ge=0, description="first epochs that train only the head and the proxies")
+
+
+class SelectionSettings(Frozen):
+    """Which epoch's model is kept: judged on training classes held out for it, never on the test classes."""
+
+    validation_share: float = Field(default=0.15, ge=0, lt=1, description="of the training classes; 0 keeps the last")
+    metric: Literal["recall@1", "map@r"] = "map@r"
+    patience: int | None = Field(default=None, gt=0, description="stop after so many epochs without a better one")
+
+    @model_validator(mode="after")
+    def _judged(self) -> "SelectionSettings":
+        if self.patience and not self.validation_share:
+            raise ValueError("patience needs a validation_share above 0 to judge by")
+        return self
+
+
 class TrainingConfig(Frozen):
     """Everything that decides a run's result, apart from the photos themselves."""
 
@@ -47,17 +100,20 @@ class TrainingConfig(Frozen):
     loss: LossSettings = LossSettings()
     preprocessing: Preprocessing = Preprocessing(resize=256, input_size=224)
     augmentation: AugmentationSettings = AugmentationSettings()
+    sampling: SamplingSettings = SamplingSettings()
+    optimiser: OptimiserSettings = OptimiserSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
+    selection: SelectionSettings = SelectionSettings()
     epochs: int = Field(default=40, ge=0)
-    batch_size: int = Field(default=128, gt=1)
-    learning_rate: float = Field(default=1e-4, gt=0)
-    proxy_learning_rate_factor: float = Field(
-        default=100.0, gt=0, description="the loss's own parameters learn this much faster"
-    )
-    weight_decay: float = Field(default=1e-4, ge=0)
-    schedule: Literal["constant", "cosine"] = "cosine"
     seed: int = Field(default=0, ge=0)
+    cached_views: int = Field(
+        default=0, ge=0, description="train only the head, on this many cached views of every photo; 0 trains it all"
+    )
+    test_every: int = Field(default=1, ge=0, description="epochs between two looks at the test classes; 0: at the end")
+    mixed_precision: bool = Field(default=True, description="on CUDA; elsewhere it is float32")
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     workers: int | None = Field(default=None, ge=0, description="processes that decode photos; by default chosen")
+    checkpoint_minutes: float = Field(default=10, gt=0, description="between checkpoints within a long epoch")
 
 
 def load_config(file: Path | None, overrides: list[str], preset: str | None = None) -> TrainingConfig:

@@ -65,7 +65,7 @@ class Demo:
 
     def train(self, data: DataSet, watcher: Watcher) -> None:
         """Trains the embedder, or goes on with an interrupted run."""
-        train(self.config, data, self.run.path, "sample", watcher)
+        train(self.config, data, self.run.path, "sample", watcher, resume=True)
 
     def export(self, data: DataSet) -> Bundle:
         """The bundle of the trained model."""

@@ -12,6 +12,7 @@ from index.bundle import Bundle
 from index.embedder import Embedder
 from index.images import Preprocessing
 from index.metrics import retrieval_metrics
+from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.data.loading import MeasuredPhotos
 from training.data.photos import Photo
@@ -53,9 +54,44 @@ def measure(
     ks: Sequence[int] = (1, 2, 4, 8),
     on_progress: Progress | None = None,
 ) -> dict[str, float]:
-    """Recall@K and MAP@R of photos against one another."""
-    vectors = embed_photos(photos, preprocessing, embed, on_progress)
-    return retrieval_metrics(vectors, [photo.label for photo in photos], ks)
+    """Recall@K and MAP@R of the query photos against the gallery photos, by default each against all the others."""
+    return _scored(embed_photos(photos, preprocessing, embed, on_progress), photos, ks)
+
+
+def _scored(vectors: NDArray[np.float32], photos: Sequence[Photo], ks: Sequence[int]) -> dict[str, float]:
+    return retrieval_metrics(
+        vectors,
+        [photo.label for photo in photos],
+        ks,
+        is_query=[photo.is_query for photo in photos],
+        is_gallery=[photo.is_gallery for photo in photos],
+    )
+
+
+class Examiner:
+    """Measures a model in training again and again; behind a frozen backbone it embeds the photos only once."""
+
+    def __init__(
+        self, photos: Sequence[Photo], preprocessing: Preprocessing, device: torch.device, *, frozen_backbone: bool
+    ) -> None:
+        self._photos = photos
+        self._preprocessing = preprocessing
+        self._device = device
+        self._frozen = frozen_backbone
+        self._features: NDArray[np.float32] | None = None
+
+    def measure(self, model: EmbeddingModel, *, untrained: bool = False) -> dict[str, float]:
+        """Figures of the model as it is; `untrained` measures the pretrained backbone's own features."""
+        model.eval()
+        if not self._frozen:
+            embed = torch_embedder(model.features if untrained else model, self._device)
+            return measure(self._photos, self._preprocessing, embed)
+        if self._features is None:
+            embed = torch_embedder(model.features, self._device)
+            self._features = embed_photos(self._photos, self._preprocessing, embed)
+        head = torch_embedder(model.from_features, self._device)
+        vectors = self._features if untrained else head(torch.from_numpy(self._features))
+        return _scored(vectors, self._photos, (1, 2, 4, 8))
 
 
 def load_model(path: Path, device: str = "auto") -> tuple[Preprocessing, Embed]:

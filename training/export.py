@@ -35,7 +35,6 @@ def export_run(run: RunFolder, out: Path, photos: Sequence[Photo]) -> Bundle:
     temporary.mkdir(parents=True)
     try:
         _write_onnx(model, config.preprocessing.input_size, temporary / MODEL_FILE)
-        history = run.history()
         write_card(
             temporary,
             preprocessing=config.preprocessing,
@@ -44,8 +43,8 @@ def export_run(run: RunFolder, out: Path, photos: Sequence[Photo]) -> Bundle:
             loss=config.loss.name,
             loss_settings=config.loss.settings,
             data=run.data.partition(":")[0],
-            metrics=_shares(history[-1]),
-            untrained_metrics=_shares(history[0]),
+            metrics=_shares(run.result()),
+            untrained_metrics=_shares(run.history()[0]),
             versions={name: version(name) for name in ("lookalike", "torch", "timm", "onnx", "onnxruntime")},
         )
         _check_parity(model, Bundle.load(temporary), photos)
@@ -58,7 +57,7 @@ def export_run(run: RunFolder, out: Path, photos: Sequence[Photo]) -> Bundle:
 
 
 def _shares(record: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in record.items() if name not in ("epoch", "loss")}
+    return {name: value for name, value in record.items() if name.startswith(("recall@", "map@"))}
 
 
 def _write_onnx(model: EmbeddingModel, side: int, path: Path) -> None:

@@ -53,7 +53,9 @@ def test_the_verbs_lead_from_a_folder_of_photos_to_a_search(demo: Path, tmp_path
 
     data = f"folder:{demo / 'shop' / 'photos'}"
     small = [
-        part for setting in ("epochs=1", "preprocessing={resize: 72, input_size: 64}") for part in ("--set", setting)
+        part
+        for setting in ("epochs=1", "preprocessing={resize: 72, input_size: 64}", "sampling.batch_size=32")
+        for part in ("--set", setting)
     ]
     run("train", "--data", data, "--out", tmp_path / "run", *small)
     run("export", tmp_path / "run", "--out", tmp_path / "bundle")

@@ -6,22 +6,38 @@ import pytest
 
 from training.config import load_config
 from training.errors import TrainingError
+from training.losses.registry import make_loss
 
 
 def test_overrides_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("epochs: 9\nbatch_size: 7\nloss: {settings: {tau: 2}}\n")
+    file.write_text("epochs: 9\nsampling: {batch_size: 7}\nloss: {settings: {tau: 2}}\n")
     config = load_config(file, ["epochs=3", "backbone.embedding_size=64"], preset="sample")
-    assert (config.epochs, config.batch_size, config.backbone.embedding_size) == (3, 7, 64)
+    assert (config.epochs, config.sampling.batch_size, config.backbone.embedding_size) == (3, 7, 64)
     assert config.preprocessing.input_size == 128, "from the preset"
     assert config.loss.settings["tau"] == 2 and "volume" in config.loss.settings, "nested settings are merged"
 
 
 def test_every_mistake_is_named_with_its_value(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as caught:
-        load_config(None, ["epochs=-1", "learning_rate=fast", "nonsense=1"])
-    for part in ("epochs=-1", "learning_rate='fast'", "nonsense=1"):
+        load_config(None, ["epochs=-1", "optimiser.learning_rate=fast", "nonsense=1"])
+    for part in ("epochs=-1", "optimiser.learning_rate='fast'", "nonsense=1"):
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "override", ["sampling={kind: balanced, batch_size: 10}", "selection={patience: 2, validation_share: 0}"]
+)
+def test_settings_that_contradict_each_other_are_refused(override: str) -> None:
+    with pytest.raises(TrainingError, match="Bad training settings"):
+        load_config(None, [override])
+
+
+@pytest.mark.parametrize("preset", ["sample", "cub", "cars", "sop", "inshop"])
+def test_every_preset_is_valid_down_to_its_loss(preset: str) -> None:
+    config = load_config(None, [], preset=preset)
+    loss = make_loss(config.loss.name, 4, 8, {"steps_per_epoch": 10, "train_size": 100} | config.loss.settings)
+    assert config.loss.name == "proxy_isa" and sum(1 for _ in loss.parameters()) == 1
 
 
 @pytest.mark.parametrize(("text", "message"), [("a: [", "not YAML"), ("just words", "holds no settings")])

@@ -1,5 +1,6 @@
 """A small run on real weights: it learns, goes on after a kill as if nothing had been, and exports what it is."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import training.export
 from index.bundle import Bundle
 from index.embedder import Embedder
 from index.images import decode
 from tests.support.tiny_gallery import tiny_photo, write_tiny_folder
+from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
 from training.data.photos import DataSet, load_data
@@ -22,24 +25,51 @@ from training.evaluate import load_model, measure
 from training.export import export_run
 from training.loop import train
 
-SMALL = ["epochs=2", "batch_size=8", "preprocessing={resize: 36, input_size: 32}", "workers=0", "learning_rate=0.0003"]
+SMALL = [
+    "epochs=2",
+    "preprocessing={resize: 36, input_size: 32}",
+    "sampling.batch_size=8",
+    "optimiser.learning_rate=0.0003",
+    "selection.validation_share=0",
+    "workers=0",
+]
 
 
 class Silent:
-    """Watches nothing; may be told to end the run after an epoch, as a kill would."""
+    """Watches quietly; may be told to end the run after an epoch or a step, as a kill would."""
 
-    def __init__(self, stop_after: int | None = None) -> None:
-        self.stop_after = stop_after
+    def __init__(self, *, stop_after_epoch: int | None = None, stop_after_step: tuple[int, int] | None = None) -> None:
+        self.stop_after_epoch = stop_after_epoch
+        self.stop_after_step = stop_after_step
         self.epochs: list[int] = []
-        self.losses: list[float] = []
+        self.steps: list[tuple[int, int]] = []
+        self.said: list[str] = []
 
-    def step(self, epoch: int, step: int, steps: int, loss: float) -> None:
-        self.losses.append(loss)
-
-    def measured(self, epoch: int, record: dict[str, Any]) -> None:
-        self.epochs.append(epoch)
-        if epoch == self.stop_after:
+    def step(self, epoch: int, step: int, steps: int) -> None:
+        self.steps.append((epoch, step))
+        if (epoch, step) == self.stop_after_step:
             raise KeyboardInterrupt
+
+    def measured(self, record: dict[str, Any]) -> None:
+        self.epochs.append(record["epoch"])
+        if record["epoch"] == self.stop_after_epoch:
+            raise KeyboardInterrupt
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def same_weights(first: RunFolder, second: RunFolder) -> bool:
+    """Also counters, queue and thresholds of the loss, bit for bit."""
+    left, right = first.load(), second.load()
+    assert left and right
+    pairs = [(left["work"][part], right["work"][part]) for part in ("model", "loss")]
+    return all(
+        torch.equal(value, other[name])
+        for one, other in pairs
+        for name, value in one.items()
+        if isinstance(value, torch.Tensor)
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,37 +97,100 @@ def run(data: DataSet, config: TrainingConfig, tmp_path_factory: pytest.TempPath
     watcher = Silent()
     train(config, data, out, "folder:photos", watcher)
     assert watcher.epochs == [0, 1, 2]
-    assert np.isfinite(watcher.losses).all() and len(watcher.losses) == 2 * (len(data.train) // 8)
+    assert len(watcher.steps) == 2 * (len(data.train) // 8)
+    assert any("volume" in text for text in watcher.said), "the decay would never begin in so short a run: told"
     return RunFolder(out)
 
 
-def test_a_run_records_every_epoch_and_its_settings(run: RunFolder, config: TrainingConfig) -> None:
+def test_a_run_leaves_its_settings_figures_and_curves(run: RunFolder, config: TrainingConfig) -> None:
     history = run.history()
     assert [record["epoch"] for record in history] == [0, 1, 2]
     assert all(0 <= record[name] <= 1 for record in history for name in ("recall@1", "recall@8", "map@r"))
+    for record in history[1:]:
+        assert math.isfinite(record["loss"]) and record["learning_rate"] > 0
+        assert sum(record[share] for share in ("outlier", "informative", "easy")) == pytest.approx(1)
     assert run.config == config and run.data == "folder:photos"
+    assert run.result() == history[-1], "without validation the last epoch is kept"
+    assert Image.open(run.path / "curves.png").size[0] > 1000
+    assert list((run.path / "tensorboard").glob("events.*"))
+    assert '"epoch": 2' in (run.path / "log.txt").read_text()
 
 
+@pytest.mark.parametrize("kill", [{"stop_after_epoch": 1}, {"stop_after_step": (1, 2)}])
 def test_a_killed_run_goes_on_to_the_same_weights(
-    run: RunFolder, data: DataSet, config: TrainingConfig, tmp_path: Path
+    run: RunFolder, data: DataSet, config: TrainingConfig, tmp_path: Path, kill: dict[str, Any]
 ) -> None:
+    often = config.model_copy(update={"checkpoint_minutes": 1e-9})
     with pytest.raises(KeyboardInterrupt):
-        train(config, data, tmp_path / "killed", "folder:photos", Silent(stop_after=1))
+        train(often, data, tmp_path / "killed", "folder:photos", Silent(**kill))
     watcher = Silent()
-    train(config, data, tmp_path / "killed", "folder:photos", watcher)
-    assert watcher.epochs == [2], "only the missing epoch was trained"
-    resumed, whole = RunFolder(tmp_path / "killed").load(), run.load()
-    assert resumed and whole and resumed["history"] == whole["history"]
-    for part in ("model", "loss"):
-        for name, value in whole[part].items():
-            assert not isinstance(value, torch.Tensor) or torch.equal(value, resumed[part][name]), f"{part} {name}"
+    train(often, data, tmp_path / "killed", "folder:photos", watcher, resume=True)
+    assert watcher.steps[0] > (0, 1), "not from the beginning"
+    assert same_weights(RunFolder(tmp_path / "killed"), run)
+    times = ("photos_per_second",)
+    kept, whole = (
+        [{name: value for name, value in record.items() if name not in times} for record in folder.history()]
+        for folder in (RunFolder(tmp_path / "killed"), run)
+    )
+    assert kept == whole
+
+
+def test_a_run_is_not_trained_over_unless_told_to_go_on(run: RunFolder, data: DataSet, config: TrainingConfig) -> None:
+    with pytest.raises(TrainingError, match="--resume"):
+        train(config, data, run.path, "folder:photos", Silent())
+    watcher = Silent()
+    assert train(config, data, run.path, "folder:photos", watcher, resume=True) == run.result()
+    assert watcher.steps == [], "nothing was left to do"
+
+
+def test_held_out_classes_choose_the_epoch_and_end_the_run(data: DataSet, tmp_path: Path) -> None:
+    """The rate is so high that training only spoils the model: patience ends it, an early epoch is kept."""
+    wild = [*SMALL, "epochs=9", "selection={validation_share: 0.4, patience: 2, metric: map@r}", "test_every=0"]
+    config = load_config(None, [*wild, "optimiser.learning_rate=0.1"])
+    watcher = Silent()
+    result = train(config, data, tmp_path / "run", "folder:photos", watcher)
+    history = RunFolder(tmp_path / "run").history()
+    scores = {record["epoch"]: record["validation.map@r"] for record in history[1:]}
+    assert len(scores) < 9, "stopped early"
+    assert result["epoch"] == max(scores, key=lambda epoch: (scores[epoch], -epoch))
+    assert "recall@1" in history[0] and "recall@1" not in history[1], "test classes were looked at only at the end"
+    assert result["recall@1"] == pytest.approx(measure(data.test, *load_model(tmp_path / "run"))["recall@1"])
+
+
+def test_the_head_alone_is_trained_on_cached_features(data: DataSet, tmp_path: Path) -> None:
+    config = load_config(None, [*SMALL, "cached_views=2", "epochs=4"])
+    train(config, data, tmp_path / "run", "folder:photos", Silent())
+    run = RunFolder(tmp_path / "run")
+    assert [record["epoch"] for record in run.history()] == [0, 1, 2, 3, 4]
+    torch.manual_seed(config.seed)
+    before, after = EmbeddingModel(config.backbone, input_size=32).state_dict(), run.model().state_dict()
+    assert not torch.equal(before["head.weight"], after["head.weight"])
+    assert all(torch.equal(before[name], after[name]) for name in before if name.startswith("backbone."))
+    measured = measure(data.test, *load_model(run.path))
+    assert measured["map@r"] == pytest.approx(run.result()["map@r"], abs=0.02), "as the whole model measures"
+
+
+@pytest.mark.parametrize("loss", ["proxy_anchor", "triplet", "soft_triple"])
+def test_a_peer_trains_by_its_name(data: DataSet, tmp_path: Path, loss: str) -> None:
+    sampling = "sampling={kind: balanced, batch_size: 8, photos_per_class: 2}"
+    config = load_config(None, [*SMALL, sampling, f"loss.name={loss}", "epochs=1"])
+    record = train(config, data, tmp_path / "run", "folder:photos", Silent())
+    assert math.isfinite(record["loss"])
+
+
+def test_the_backbone_rests_during_the_warm_up(data: DataSet, tmp_path: Path) -> None:
+    config = load_config(None, [*SMALL, "epochs=1", "schedule.warm_up_epochs=1"])
+    train(config, data, tmp_path / "run", "folder:photos", Silent())
+    torch.manual_seed(config.seed)
+    before = EmbeddingModel(config.backbone, input_size=32).state_dict()
+    after = RunFolder(tmp_path / "run").model().state_dict()
+    assert not torch.equal(before["head.weight"], after["head.weight"])
+    assert torch.equal(before["backbone.conv_stem.weight"], after["backbone.conv_stem.weight"])
 
 
 def test_training_moves_the_weights_and_leaves_batch_norm_statistics(run: RunFolder, config: TrainingConfig) -> None:
-    from training.backbones import EmbeddingModel
-
     torch.manual_seed(config.seed)
-    before, after = EmbeddingModel(config.backbone).state_dict(), run.model().state_dict()
+    before, after = EmbeddingModel(config.backbone, input_size=32).state_dict(), run.model().state_dict()
     assert not torch.equal(before["head.weight"], after["head.weight"])
     assert not torch.equal(before["backbone.conv_stem.weight"], after["backbone.conv_stem.weight"])
     assert torch.equal(before["backbone.bn1.running_mean"], after["backbone.bn1.running_mean"])
@@ -105,7 +198,7 @@ def test_training_moves_the_weights_and_leaves_batch_norm_statistics(run: RunFol
 
 def test_a_folder_of_another_run_is_not_overwritten(run: RunFolder, data: DataSet, config: TrainingConfig) -> None:
     with pytest.raises(TrainingError, match="other settings"):
-        train(config.model_copy(update={"epochs": 7}), data, run.path, "folder:photos", Silent())
+        train(config.model_copy(update={"epochs": 7}), data, run.path, "folder:photos", Silent(), resume=True)
 
 
 def test_a_foreign_folder_is_not_filled(data: DataSet, config: TrainingConfig, tmp_path: Path) -> None:

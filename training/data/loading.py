@@ -1,29 +1,38 @@
-"""Photos to tensors: decoding, augmentation and batching, reproducible from the seed alone.
+"""Photos to tensors: decoding and augmentation, reproducible from the seed alone.
 
 Every photo's augmentation follows from (seed, epoch, index), not from a generator that is passed along, so a
 resumed run sees the same pixels as one that was never stopped, however many processes decode.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset
 
 from index.images import ImageError, Preprocessing, decode
 from training.config import AugmentationSettings
-from training.data.photos import Photo
+from training.data.records import Photo, visible_part
 from training.errors import TrainingError
 
 
 def read_photo(photo: Photo) -> Image.Image:
-    """An upright RGB image, by the same code that serves."""
+    """An upright RGB image, by the same code that serves, cut to the photo's box if it has one."""
     try:
-        return decode(photo.path.read_bytes())
+        image = decode(photo.path.read_bytes())
     except (OSError, ImageError) as error:
         raise TrainingError(f"{photo.path} (class {photo.label}) cannot be used: {error}") from error
+    if photo.box is None:
+        return image
+    part = visible_part(photo.box, image.size)
+    if part is None:
+        raise TrainingError(
+            f"{photo.path} (class {photo.label}): the box {photo.box} lies outside its {image.size} pixels.",
+            "Mend the box, in pixels of the upright image.",
+        )
+    return image.crop(part)
 
 
 def augment(image: Image.Image, side: int, settings: AugmentationSettings, rng: np.random.Generator) -> Image.Image:
@@ -41,6 +50,13 @@ def augment(image: Image.Image, side: int, settings: AugmentationSettings, rng: 
     return image
 
 
+def number_classes(photos: Sequence[Photo]) -> tuple[list[str], list[int]]:
+    """The sorted classes, and each photo's place among them."""
+    classes = sorted({photo.label for photo in photos})
+    places = {label: number for number, label in enumerate(classes)}
+    return classes, [places[photo.label] for photo in photos]
+
+
 class TrainingPhotos(Dataset[tuple[torch.Tensor, int]]):
     """Augmented photos with class numbers, addressed by (epoch, index)."""
 
@@ -49,36 +65,16 @@ class TrainingPhotos(Dataset[tuple[torch.Tensor, int]]):
         self._side = side
         self._settings = settings
         self._seed = seed
-        self.classes = sorted({photo.label for photo in photos})
-        self._numbers = {label: number for number, label in enumerate(self.classes)}
+        self.classes, self.labels = number_classes(photos)
 
     def __len__(self) -> int:
         return len(self._photos)
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
         epoch, index = key
-        photo = self._photos[index]
         rng = np.random.default_rng((self._seed, epoch, index))
-        image = augment(read_photo(photo), self._side, self._settings, rng)
-        return torch.from_numpy(np.array(image)), self._numbers[photo.label]
-
-
-class EpochSampler(Sampler[list[tuple[int, int]]]):
-    """Batches of a shuffled epoch; the short rest is dropped, for a tiny batch would teach noise."""
-
-    def __init__(self, count: int, batch_size: int, seed: int) -> None:
-        self._count = count
-        self._batch_size = min(batch_size, count)
-        self._seed = seed
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return self._count // self._batch_size
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        order = np.random.default_rng((self._seed, self.epoch)).permutation(self._count)
-        for start in range(0, len(self) * self._batch_size, self._batch_size):
-            yield [(self.epoch, int(index)) for index in order[start : start + self._batch_size]]
+        image = augment(read_photo(self._photos[index]), self._side, self._settings, rng)
+        return torch.from_numpy(np.array(image)), self.labels[index]
 
 
 class MeasuredPhotos(Dataset[torch.Tensor]):

@@ -48,7 +48,7 @@ class ProxyAnchorSettings(PeerSettings):
 
 
 class ProxyNCASettings(PeerSettings):
-    softmax_scale: float = Field(default=8.0, gt=0, description="sharpness of the softmax over distances; 1 in the library")
+    softmax_scale: float = Field(default=8.0, gt=0, description="sharpness over distances; the library has 1")
 
 
 class SoftTripleSettings(PeerSettings):

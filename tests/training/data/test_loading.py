@@ -10,7 +10,7 @@ from PIL import Image
 from index.images import Preprocessing, decode
 from tests.support.tiny_gallery import tiny_photo, write_tiny_folder
 from training.config import AugmentationSettings
-from training.data.loading import EpochSampler, MeasuredPhotos, TrainingPhotos, augment
+from training.data.loading import MeasuredPhotos, TrainingPhotos, augment, read_photo
 from training.data.photos import Photo, load_data
 from training.errors import TrainingError
 
@@ -32,21 +32,7 @@ def test_labels_are_the_numbers_of_sorted_classes(photos: tuple[Photo, ...]) -> 
     data = TrainingPhotos(photos, 32, AugmentationSettings(), seed=1)
     assert data.classes == sorted(data.classes)
     assert [data.classes[data[0, index][1]] for index in range(len(data))] == [photo.label for photo in photos]
-
-
-def test_every_photo_comes_once_an_epoch_in_an_order_of_its_own() -> None:
-    sampler = EpochSampler(count=20, batch_size=5, seed=3)
-    epochs = []
-    for epoch in (0, 1, 0):
-        sampler.epoch = epoch
-        epochs.append([index for batch in sampler for at, index in batch if at == epoch])
-    assert sorted(epochs[0]) == list(range(20))
-    assert epochs[0] == epochs[2] != epochs[1]
-
-
-def test_the_short_rest_is_dropped_but_a_small_set_is_one_batch() -> None:
-    assert [len(batch) for batch in EpochSampler(count=11, batch_size=4, seed=0)] == [4, 4]
-    assert [len(batch) for batch in EpochSampler(count=3, batch_size=4, seed=0)] == [3]
+    assert [data.classes[number] for number in data.labels] == [photo.label for photo in photos]
 
 
 def test_augmentation_keeps_to_its_scale() -> None:
@@ -71,3 +57,20 @@ def test_an_unreadable_photo_is_named_with_its_class(tmp_path: Path) -> None:
     path.write_bytes(tiny_photo(0, 0)[:100])
     with pytest.raises(TrainingError, match=r"broken\.jpg \(class mug\)"):
         MeasuredPhotos([Photo(path, "mug")], Preprocessing(resize=8, input_size=8))[0]
+
+
+def test_a_photo_is_cut_to_its_box_before_anything_else(tmp_path: Path) -> None:
+    pixels = np.zeros((60, 80, 3), np.uint8)
+    pixels[20:50, 10:40] = 255
+    Image.fromarray(pixels).save(tmp_path / "photo.png")
+    photo = Photo(tmp_path / "photo.png", "mug", (10, 20, 40, 50))
+    assert MeasuredPhotos([photo], Preprocessing(resize=16, input_size=16))[0].min() == 255
+    for epoch in range(5):
+        assert TrainingPhotos([photo], 16, AugmentationSettings(), seed=0)[epoch, 0][0].min() == 255
+
+
+def test_a_box_is_cut_to_the_image_but_one_outside_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_bytes(tiny_photo(0, 0))
+    assert read_photo(Photo(tmp_path / "photo.jpg", "mug", (-5, 90, 20, 300))).size == (20, 6)
+    with pytest.raises(TrainingError, match=r"photo\.jpg \(class mug\): the box .* lies outside its \(96, 96\) pixels"):
+        read_photo(Photo(tmp_path / "photo.jpg", "mug", (96, 0, 120, 20)))

@@ -1,0 +1,47 @@
+"""Two processes that share a batch learn what one process learns from the whole of it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.tiny_gallery import write_tiny_folder
+from training.checkpoints import RunFolder
+
+SETTINGS = (
+    "epochs=2",
+    "preprocessing={resize: 36, input_size: 32}",
+    "sampling.batch_size=8",
+    "optimiser.learning_rate=0.0003",
+    "selection.validation_share=0",
+    "device=cpu",
+    "workers=0",
+)
+
+
+@pytest.mark.parametrize("loss", ["proxy_isa", "proxy_anchor"])
+def test_two_processes_equal_one(tmp_path: Path, loss: str) -> None:
+    photos = write_tiny_folder(tmp_path / "photos")
+    settings = [part for setting in (*SETTINGS, f"loss.name={loss}") for part in ("--set", setting)]
+    module = ["-m", "lookalike", "train", "--data", f"folder:{photos}", *settings]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    # The queue is filled and filters from the first steps on, so that every part of the loss's state takes part.
+    if loss == "proxy_isa":
+        module += ["--set", "loss.settings={queue_start: 1, filter_start: 2, volume: 5}"]
+    for name, launcher in (("one", []), ("two", torchrun)):
+        command = [sys.executable, *launcher, *module, "--out", str(tmp_path / name)]
+        told = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert told.returncode == 0, told.stderr
+        assert told.stdout.count("untrained") == 1, "one process speaks"
+    one, two = (RunFolder(tmp_path / name).load() for name in ("one", "two"))
+    assert one and two
+    for part in ("model", "loss"):
+        for name, value in one["work"][part].items():
+            other = two["work"][part][name]
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                # Sums over half batches round otherwise, and Adam turns the sign of a tiny gradient into a whole step.
+                assert (value - other).norm() <= 3e-3 * value.norm() + 1e-6, f"{part}.{name}"
+            elif isinstance(value, torch.Tensor):
+                assert torch.equal(value, other), f"{part}.{name}"

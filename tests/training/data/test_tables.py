@@ -1,0 +1,125 @@
+"""Tables: the columns of open-metric-learning, and a place for each thing that is wrong."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from training.data.photos import Photo, load_data
+from training.errors import TrainingError
+
+COLUMNS = ("label", "path", "split", "is_query", "is_gallery", "x_1", "y_1", "x_2", "y_2")
+ROWS: list[dict[str, Any]] = [
+    {"label": 0, "path": "a0.jpg", "split": "train"},
+    {"label": 0, "path": "a1.jpg", "split": "train", "x_1": 1.5, "y_1": 2, "x_2": 30.2, "y_2": 40},
+    {"label": 1, "path": "b0.jpg", "split": "train"},
+    {"label": 2, "path": "c0.jpg", "split": "validation", "is_query": True, "is_gallery": False},
+    {"label": 2, "path": "c1.jpg", "split": "validation", "is_query": False, "is_gallery": True},
+]
+
+
+def write_table(folder: Path, rows: list[dict[str, Any]], columns: tuple[str, ...] = COLUMNS) -> Path:
+    folder.mkdir(exist_ok=True)
+    for row in rows:
+        (folder / str(row.get("path", "x"))).touch()
+    with (folder / "shop.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder / "shop.csv"
+
+
+def expected(folder: Path) -> tuple[tuple[Photo, ...], tuple[Photo, ...]]:
+    train = Photo(folder / "a0.jpg", "0"), Photo(folder / "a1.jpg", "0", (1, 2, 31, 40)), Photo(folder / "b0.jpg", "1")
+    return train, (
+        Photo(folder / "c0.jpg", "2", None, is_query=True, is_gallery=False),
+        Photo(folder / "c1.jpg", "2", None, is_query=False, is_gallery=True),
+    )
+
+
+def test_a_table_gives_splits_roles_and_boxes(tmp_path: Path) -> None:
+    data = load_data(f"table:{write_table(tmp_path, ROWS)}")
+    assert (data.train, data.test) == expected(tmp_path)
+    assert (data.name, data.remarks) == ("shop", ("1 class to learn with one photo only: 1.",))
+
+
+def test_a_parquet_table_reads_like_the_csv_table(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    write_table(tmp_path, ROWS)
+    rows = [{column: row.get(column) for column in COLUMNS} for row in ROWS]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "shop.parquet")
+    data = load_data(f"table:{tmp_path / 'shop.parquet'}")
+    assert (data.train, data.test) == expected(tmp_path)
+    (tmp_path / "bad.parquet").write_bytes(b"nothing of the kind")
+    with pytest.raises(TrainingError, match="no Parquet table"):
+        load_data(f"table:{tmp_path / 'bad.parquet'}")
+
+
+def test_without_pyarrow_a_parquet_table_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    (tmp_path / "shop.parquet").touch()
+    with pytest.raises(TrainingError, match="pip install pyarrow"):
+        load_data(f"table:{tmp_path / 'shop.parquet'}")
+
+
+def test_without_a_split_column_classes_are_drawn_for_measuring(tmp_path: Path) -> None:
+    rows = [{"label": label, "path": f"{label}{number}.jpg"} for label in "abcdef" for number in range(2)]
+    data = load_data(f"table:{write_table(tmp_path, rows, ('label', 'path'))}")
+    assert len({photo.label for photo in data.train}) == 4
+    assert len({photo.label for photo in data.test}) == 2
+    assert all(photo.is_query and photo.is_gallery for photo in data.test)
+
+
+def test_absolute_paths_stay_and_missing_files_are_remarked(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere.jpg"
+    elsewhere.touch()
+    table = write_table(tmp_path / "table", [*ROWS, {"label": 1, "path": str(elsewhere), "split": "train"}])
+    (tmp_path / "table" / "a0.jpg").unlink()
+    data = load_data(f"table:{table}")
+    assert data.train[-1] == Photo(elsewhere, "1")
+    assert data.remarks[0] == "1 listed image file is missing, of 1 class: 0 (1)."
+
+
+def test_wrong_columns_are_told_with_those_found(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"no column 'label'; it has path, split\."):
+        load_data(f"table:{write_table(tmp_path, ROWS, ('path', 'split'))}")
+    with pytest.raises(TrainingError, match="no column 'y_1' and no 'y_2'"):
+        load_data(f"table:{write_table(tmp_path, ROWS, ('label', 'path', 'x_1', 'x_2'))}")
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"split": "valid"}, "split is 'valid', not 'train' or 'validation'"),
+        ({"split": "validation", "is_query": "maybe", "is_gallery": 1}, "is_query is 'maybe'"),
+        ({"x_1": 5, "x_2": 4, "y_1": 0, "y_2": 9}, "box 5, 0, 4, 9 must have"),
+        ({"x_1": 5, "x_2": 6}, "not four numbers"),
+        ({"label": ""}, "needs a label and a path"),
+    ],
+)
+def test_a_wrong_row_is_told_with_its_line(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+    with pytest.raises(TrainingError, match=f"shop.csv, line 7: .*{problem}"):
+        load_data(f"table:{write_table(tmp_path, [*ROWS, ROWS[0] | change])}")
+
+
+def test_a_short_row_and_an_empty_table_are_refused(tmp_path: Path) -> None:
+    table = write_table(tmp_path, ROWS)
+    table.write_text(table.read_text() + "0,a0.jpg\n")
+    with pytest.raises(TrainingError, match="line 7: 2 fields under 9 columns"):
+        load_data(f"table:{table}")
+    table.write_text("label,path\n")
+    with pytest.raises(TrainingError, match="no rows"):
+        load_data(f"table:{table}")
+    table.write_text("")
+    with pytest.raises(TrainingError, match="it has none"):
+        load_data(f"table:{table}")
+
+
+def test_a_query_without_a_photo_to_find_is_remarked_and_only_such_are_refused(tmp_path: Path) -> None:
+    lonely = {"label": 3, "path": "d0.jpg", "split": "validation", "is_query": True, "is_gallery": True}
+    data = load_data(f"table:{write_table(tmp_path, [*ROWS, lonely])}")
+    assert data.remarks[-1] == "1 test photo has no other photo of the class to find: 3 (1)."
+    with pytest.raises(TrainingError, match="nothing to measure"):
+        load_data(f"table:{write_table(tmp_path, [*ROWS[:3], lonely])}")

@@ -1,0 +1,54 @@
+"""The processes that train together: one, or as many as `torchrun` started."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from training.devices import choose_device
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place among those of the run."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """The one process that writes files and measures."""
+        return self.rank == 0
+
+    def share(self, value: Any) -> Any:
+        """The first process's value, on all of them; the others wait for it."""
+        if self.size == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+
+@contextmanager
+def joined_world(wanted_device: str) -> Iterator[World]:
+    """Joins the process group that `torchrun` announces in the environment, if there is one."""
+    device = choose_device(wanted_device)
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1:
+        yield World(0, 1, device)
+        return
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    # The others wait while the first measures, which may take long on a large test set.
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=2))
+    try:
+        yield World(dist.get_rank(), size, device)
+    finally:
+        dist.destroy_process_group()
