@@ -23,7 +23,6 @@ class BackboneSettings(Frozen):
     layer_norm: bool = Field(default=False, description="normalise the features before the head")
     embedding_size: int = Field(default=512, gt=0)
     freeze_batch_norm: bool = True
-    freeze_backbone: bool = Field(default=False, description="learn the head alone")
 
 
 class LossSettings(Frozen):

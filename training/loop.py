@@ -70,9 +70,10 @@ def train(
         if world.is_first:
             folder.start(config, spec, resume=resume)
         world.share(None)
-        work = prepare(config, data, out, world, watcher.say)
+        checkpoint = folder.load()
+        work = prepare(config, data, out, world, watcher.say, pretrained=checkpoint is None)
         progress = Progress()
-        if checkpoint := folder.load():
+        if checkpoint:
             work.load_state_dict(checkpoint["work"])
             progress = Progress(**checkpoint["progress"])
         with Recorder(

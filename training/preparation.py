@@ -1,5 +1,6 @@
 """Everything that a run works with, made from its settings: photos in batches, network, loss, optimiser."""
 
+import hashlib
 import math
 import os
 import warnings
@@ -62,15 +63,19 @@ class Workshop:
         torch.set_rng_state(state["random"])
 
 
-def prepare(config: TrainingConfig, data: DataSet, out: Path, world: World, say: Say) -> Workshop:
-    """Builds a run's parts, equal on every process."""
+def prepare(
+    config: TrainingConfig, data: DataSet, out: Path, world: World, say: Say, *, pretrained: bool = True
+) -> Workshop:
+    """Builds a run's parts, equal on every process; `pretrained` unless a checkpoint is going to fill them."""
     torch.manual_seed(config.seed)
     photos: Sequence[Photo] = data.train
     held_out: Sequence[Photo] = ()
     if config.selection.validation_share:
         photos, held_out = hold_out(data.train, config.selection.validation_share, config.seed)
-    model = EmbeddingModel(config.backbone, input_size=config.preprocessing.input_size).to(world.device)
-    model = model.to(memory_format=torch.channels_last)
+    side = config.preprocessing.input_size
+    # A frozen backbone's features are looked up by its weights, so those are needed on resuming too.
+    model = EmbeddingModel(config.backbone, input_size=side, pretrained=pretrained or bool(config.cached_views))
+    model = model.to(world.device).to(memory_format=torch.channels_last)
     cached = bool(config.cached_views)
     dataset: Dataset[Any] = _dataset(config, photos, model, out, world)
     batches = _batches(config, photos, world)
@@ -149,10 +154,18 @@ def _dataset(
         settings=config.augmentation,
         seed=config.seed,
         directory=out.parent / "feature-cache",
-        key=config.backbone.model_dump_json(exclude={"embedding_size", "layer_norm"}),
+        key=f"{config.backbone.name} {config.backbone.pooling} {_digest(model.backbone)}",
         workers=_workers(config, world.device),
     )
     return CachedFeatures(cache)
+
+
+def _digest(module: nn.Module) -> str:
+    """Of a network's weights, whatever file they came from."""
+    digest = hashlib.sha256()
+    for name, value in module.state_dict().items():
+        digest.update(name.encode() + value.cpu().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _batches(config: TrainingConfig, photos: Sequence[Photo], world: World) -> Batches:

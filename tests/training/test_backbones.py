@@ -112,7 +112,9 @@ def test_frozen_batch_norm_keeps_its_statistics_while_training(frozen: bool) -> 
 
 
 def test_a_frozen_backbone_leaves_only_the_head_to_learn() -> None:
-    model = untrained("test_resnet", input_size=32, freeze_backbone=True, freeze_batch_norm=False).train()
+    model = untrained("test_resnet", input_size=32, freeze_batch_norm=False)
+    model.freeze_backbone()
+    model.train()
     before = {name: value.clone() for name, value in model.backbone.state_dict().items()}
     model(random_pixels(4, 32)).sum().backward()
     assert {name for name, p in model.named_parameters() if p.grad is not None} == {"head.weight", "head.bias"}

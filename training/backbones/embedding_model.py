@@ -41,8 +41,6 @@ class EmbeddingModel(nn.Module):
         self.head = nn.Linear(width, settings.embedding_size)
         nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
         nn.init.zeros_(self.head.bias)
-        if settings.freeze_backbone:
-            self.freeze_backbone()
         self.train()
 
     def _fit(self, input_size: int | None) -> int:

@@ -111,7 +111,7 @@ def _write_features(
     partial = path.with_name(f".{path.name}.partial")
     total = views * len(photos)
     with partial.open("r+b" if partial.exists() else "w+b") as file:
-        done = _rows_to_keep(file, views, len(photos))
+        done = _rows_to_keep(file)
         batches = (
             [divmod(row, len(photos)) for row in range(start, min(start + _BATCH, total))]
             for start in range(done, total, _BATCH)
@@ -134,7 +134,7 @@ def _write_features(
     fsync_directory(path.parent)
 
 
-def _rows_to_keep(file: BinaryIO, views: int, photos: int) -> int:
+def _rows_to_keep(file: BinaryIO) -> int:
     """How many rows an earlier run left for good; the file is cut behind them and ready to be written on.
 
     Batches are synced one by one, so that all but the last are sure even after a power cut.
@@ -148,7 +148,7 @@ def _rows_to_keep(file: BinaryIO, views: int, photos: int) -> int:
         file.truncate()
         return 0
     written = (file.seek(0, os.SEEK_END) - header) // row
-    keep = max(0, min(written, views * photos - 1) // _BATCH - 1) * _BATCH
+    keep = max(0, written // _BATCH - 1) * _BATCH
     file.seek(header + keep * row)
     file.truncate()
     return keep

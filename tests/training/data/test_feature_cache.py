@@ -48,7 +48,7 @@ def photos(tmp_path: Path) -> tuple[Photo, ...]:
 @pytest.fixture
 def cached(photos: tuple[Photo, ...], tmp_path: Path) -> Callable[..., FeatureCache]:
     def cache(backbone: Callable[[torch.Tensor], torch.Tensor], **changes: Any) -> FeatureCache:
-        settings = {
+        settings: dict[str, Any] = {
             "views": VIEWS,
             "side": SIDE,
             "settings": AugmentationSettings(),

@@ -36,7 +36,8 @@ BIRDS = {1: "001.Albatross", 100: "100.Pelican", 101: "101.White_Pelican", 200: 
 @pytest.fixture
 def cub(tmp_path: Path) -> Path:
     root = tmp_path / "CUB_200_2011"
-    images, numbers = [], []
+    images: list[str] = []
+    numbers: list[str] = []
     for bird in (number for number in BIRDS for _ in range(2)):
         name = f"{BIRDS[bird]}/{len(images):04d}.jpg"
         touch(root / "images" / name)

@@ -1,6 +1,7 @@
 """Tables: the columns of open-metric-learning, and a place for each thing that is wrong."""
 
 import csv
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_a_parquet_table_reads_like_the_csv_table(tmp_path: Path) -> None:
 
 
 def test_without_pyarrow_a_parquet_table_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "shop.parquet").touch()
     with pytest.raises(TrainingError, match="pip install pyarrow"):
         load_data(f"table:{tmp_path / 'shop.parquet'}")
