@@ -17,8 +17,11 @@ console = Console(stderr=True)
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields a function of (done, total); the bar goes to standard error, so that output stays clean, and only if it is a terminal."""
+def progress_bar(title: str) -> Iterator[Callable[..., None]]:
+    """Yields a function of (done, total) and maybe a new title.
+
+    The bar goes to standard error, so that output stays clean, and only if that is a terminal.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -28,4 +31,8 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+        def update(done: int, total: int, now: str = title) -> None:
+            progress.update(task, completed=done, total=total, description=now)
+
+        yield update

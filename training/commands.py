@@ -47,8 +47,6 @@ def train(
     settings = load_config(config, set_ or [], preset=data.partition(":")[0])
     photos = _load(data)
     with TrainingBar(settings) as watcher:
-        for remark in photos.remarks:
-            watcher.say(remark)
         result = run(settings, photos, out, data, watcher, resume=resume)
     if watcher.first:
         typer.echo(f"Epoch {result['epoch']} was kept; export it with: lookalike export {out} --out BUNDLE")
@@ -67,11 +65,16 @@ def evaluate(
     require_train_extra()
     from index.files import write_text
     from index.progress import progress_bar
+    from training.data.checking import check_photos
     from training.evaluate import load_model, measure
 
     ks = _parse_ks(k)
     preprocessing, embed = load_model(model)
-    photos = _load(data).test
+    with progress_bar("Checking the photos") as on_progress:
+        checked = check_photos(_load(data), on_progress=on_progress)
+    for remark in checked.remarks:
+        typer.echo(remark, err=True)
+    photos = checked.test
     with progress_bar("Embedding") as on_progress:
         metrics = measure(photos, preprocessing, embed, ks=ks, on_progress=on_progress)
     _print_metrics(metrics)
@@ -140,7 +143,8 @@ class TrainingBar:
 
         self.first = os.environ.get("RANK", "0") == "0"
         self._epochs = config.epochs
-        self._bar = progress_bar(f"Training with {config.loss.name}")
+        self._title = f"Training with {config.loss.name}"
+        self._bar = progress_bar(self._title)
 
     def __enter__(self) -> "TrainingBar":
         self._update = self._bar.__enter__()
@@ -151,7 +155,11 @@ class TrainingBar:
 
     def step(self, epoch: int, step: int, steps: int) -> None:
         if self.first:
-            self._update(epoch * steps + step, self._epochs * steps)
+            self._update(epoch * steps + step, self._epochs * steps, self._title)
+
+    def busy(self, what: str, done: int, total: int) -> None:
+        if self.first:
+            self._update(done, total, what)
 
     def measured(self, record: dict[str, Any]) -> None:
         name = f"epoch {record['epoch']}/{self._epochs}" if record["epoch"] else "untrained"

@@ -16,7 +16,8 @@ from training.config import TrainingConfig, load_config
 from training.data.photos import DataSet, Progress, shop_data
 from training.data.sample_shop import ShopPhoto, read_shop, write_shop
 from training.export import export_run
-from training.loop import Watcher, train
+from training.loop import train
+from training.recording import Watcher
 
 _COLUMNS = ("item_id", "image", "title", "category", "colour", "pattern", "brand", "price")
 

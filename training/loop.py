@@ -2,31 +2,20 @@
 
 import time
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
-from training.data.photos import DataSet
+from training.data.checking import check_photos
+from training.data.records import DataSet
 from training.preparation import Workshop, prepare
-from training.recording import Recorder
+from training.recording import Recorder, Watcher
 from training.world import World, joined_world
-
-
-class Watcher(Protocol):
-    """Whoever wants to see a run advance, such as a progress bar."""
-
-    def step(self, epoch: int, step: int, steps: int) -> None:
-        """After every step."""
-
-    def measured(self, record: dict[str, Any]) -> None:
-        """After an epoch, and before the first one as epoch 0."""
-
-    def say(self, text: str) -> None:
-        """A remark worth reading."""
 
 
 @dataclass
@@ -69,9 +58,12 @@ def train(
         folder = RunFolder(out)
         if world.is_first:
             folder.start(config, spec, resume=resume)
-        world.share(None)
+            data = check_photos(data, on_progress=partial(watcher.busy, "Checking the photos"))
+        data = world.share(data)
+        for remark in data.remarks:
+            watcher.say(remark)
         checkpoint = folder.load()
-        work = prepare(config, data, out, world, watcher.say, pretrained=checkpoint is None)
+        work = prepare(config, data, out, world, watcher, pretrained=checkpoint is None)
         progress = Progress()
         if checkpoint:
             work.load_state_dict(checkpoint["work"])

@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,8 @@ from training.evaluate import Examiner
 from training.losses.distributed import gather_batch
 from training.losses.registry import make_loss, setting_names
 from training.losses.sample_aware import SampleAwareProxyLoss
+from training.recording import Watcher
 from training.world import World
-
-Say = Callable[[str], None]
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Workshop:
 
 
 def prepare(
-    config: TrainingConfig, data: DataSet, out: Path, world: World, say: Say, *, pretrained: bool = True
+    config: TrainingConfig, data: DataSet, out: Path, world: World, watcher: Watcher, *, pretrained: bool = True
 ) -> Workshop:
     """Builds a run's parts, equal on every process; `pretrained` unless a checkpoint is going to fill them."""
     torch.manual_seed(config.seed)
@@ -77,9 +77,9 @@ def prepare(
     model = EmbeddingModel(config.backbone, input_size=side, pretrained=pretrained or bool(config.cached_views))
     model = model.to(world.device).to(memory_format=torch.channels_last)
     cached = bool(config.cached_views)
-    dataset: Dataset[Any] = _dataset(config, photos, model, out, world)
+    dataset: Dataset[Any] = _dataset(config, photos, model, out, world, watcher)
     batches = _batches(config, photos, world)
-    loss = _loss(config, photos, len(batches), say).to(world.device)
+    loss = _loss(config, photos, len(batches), watcher).to(world.device)
     optimiser = _optimiser(config, model, loss)
     half = _half(config, world.device)
 
@@ -135,7 +135,7 @@ def _over_processes(module: nn.Module, world: World) -> nn.Module:
 
 
 def _dataset(
-    config: TrainingConfig, photos: Sequence[Photo], model: EmbeddingModel, out: Path, world: World
+    config: TrainingConfig, photos: Sequence[Photo], model: EmbeddingModel, out: Path, world: World, watcher: Watcher
 ) -> TrainingPhotos | CachedFeatures:
     side = config.preprocessing.input_size
     if not config.cached_views:
@@ -156,6 +156,7 @@ def _dataset(
         directory=out.parent / "feature-cache",
         key=f"{config.backbone.name} {config.backbone.pooling} {_digest(model.backbone)}",
         workers=_workers(config, world.device),
+        on_progress=partial(watcher.busy, "Caching features"),
     )
     return CachedFeatures(cache)
 
@@ -183,7 +184,7 @@ def _batches(config: TrainingConfig, photos: Sequence[Photo], world: World) -> B
     return RandomBatches(len(labels), sampling.batch_size, config.seed, rank=world.rank, world_size=world.size)
 
 
-def _loss(config: TrainingConfig, photos: Sequence[Photo], steps: int, say: Say) -> nn.Module:
+def _loss(config: TrainingConfig, photos: Sequence[Photo], steps: int, watcher: Watcher) -> nn.Module:
     """The loss, told the facts of the run that a loss with a memory wants to know."""
     classes = Counter(photo.label for photo in photos)
     known = setting_names(config.loss.name)
@@ -195,7 +196,7 @@ def _loss(config: TrainingConfig, photos: Sequence[Photo], steps: int, say: Say)
             warnings.simplefilter("always")
             loss.hardness.settings.warn_if_decay_is_late(len(photos) / len(classes), config.epochs)
         for warning in caught:
-            say(str(warning.message))
+            watcher.say(str(warning.message))
     return loss
 
 

@@ -1,10 +1,10 @@
-"""What a run leaves for people to look at: a log, metrics as JSON lines, TensorBoard events and plots."""
+"""What people see of a run: while it advances, and afterwards as log, JSON lines, TensorBoard events and plots."""
 
 import json
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.tensorboard import SummaryWriter
 
@@ -12,6 +12,22 @@ from index.files import write_text, written_whole
 
 SHARES = ("outlier", "informative", "easy", "damped_negatives")
 """What a sample-aware loss reports: its value is no progress signal, these are."""
+
+
+class Watcher(Protocol):
+    """Whoever wants to see a run advance, such as a progress bar."""
+
+    def step(self, epoch: int, step: int, steps: int) -> None:
+        """After every step."""
+
+    def measured(self, record: dict[str, Any]) -> None:
+        """After an epoch, and before the first one as epoch 0."""
+
+    def busy(self, what: str, done: int, total: int) -> None:
+        """During long work before the first step."""
+
+    def say(self, text: str) -> None:
+        """A remark worth reading."""
 
 
 class Recorder:

@@ -55,6 +55,9 @@ class Silent:
         if record["epoch"] == self.stop_after_epoch:
             raise KeyboardInterrupt
 
+    def busy(self, what: str, done: int, total: int) -> None:
+        self.said.append(what)
+
     def say(self, text: str) -> None:
         self.said.append(text)
 
