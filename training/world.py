@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from training.devices import choose_device
+from training.devices import choose_device, keep_freed_memory
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,8 @@ class World:
 def joined_world(wanted_device: str) -> Iterator[World]:
     """Joins the process group that `torchrun` announces in the environment, if there is one."""
     device = choose_device(wanted_device)
+    if device.type == "cpu":
+        keep_freed_memory()
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World(0, 1, device)
