@@ -123,15 +123,8 @@ def load_config(file: Path | None, overrides: list[str], preset: str | None = No
     if file:
         if not file.is_file():
             raise TrainingError(f"No configuration file at {file}.", "Check the path given with --config.")
-        raw = _merged(raw, _parsed_file(file))
-    for override in overrides:
-        key, separator, value = override.partition("=")
-        if not separator:
-            raise TrainingError(f"--set {override} has no '='.", "Write it as --set key=value, e.g. epochs=5.")
-        nested: Any = yaml.safe_load(value)
-        for part in reversed(key.split(".")):
-            nested = {part: nested}
-        raw = _merged(raw, nested)
+        raw = _layered(raw, _parsed_file(file))
+    raw = _layered(raw, _parsed_overrides(overrides))
     try:
         return TrainingConfig.model_validate(raw)
     except ValidationError as error:
@@ -152,6 +145,30 @@ def _parsed_file(file: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise TrainingError(f"{file} holds no settings.", "Write them as `key: value` lines.")
     return raw
+
+
+def _parsed_overrides(overrides: list[str]) -> dict[str, Any]:
+    parsed: dict[str, Any] = {}
+    for override in overrides:
+        key, separator, value = override.partition("=")
+        if not separator:
+            raise TrainingError(f"--set {override} has no '='.", "Write it as --set key=value, e.g. epochs=5.")
+        try:
+            nested: Any = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise TrainingError(f"--set {override}: the value is not YAML.", "Quote it, e.g. 'key={a: 1}'.") from None
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+        parsed = _merged(parsed, nested)
+    return parsed
+
+
+def _layered(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """`over` on top of `base`; another loss does not inherit the settings of the one below."""
+    loss, other = base.get("loss"), over.get("loss")
+    if isinstance(loss, dict) and isinstance(other, dict) and other.get("name", loss.get("name")) != loss.get("name"):
+        base = base | {"loss": {}}
+    return _merged(base, over)
 
 
 def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,12 @@ def test_overrides_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path
     assert config.loss.settings["tau"] == 2 and "volume" in config.loss.settings, "nested settings are merged"
 
 
+def test_another_loss_does_not_inherit_the_presets_settings() -> None:
+    config = load_config(None, ["loss.settings.alpha=16", "loss.name=proxy_anchor"], preset="cub")
+    assert config.loss.model_dump() == {"name": "proxy_anchor", "settings": {"alpha": 16}}
+    assert load_config(None, ["loss.name=proxy_isa"], preset="cub").loss.settings == {"hardness_sensitivity": 0.9}
+
+
 def test_every_mistake_is_named_with_its_value(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as caught:
         load_config(None, ["epochs=-1", "optimiser.learning_rate=fast", "nonsense=1"])
