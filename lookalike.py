@@ -25,6 +25,7 @@ for verb in (
     training.commands.train,
     training.commands.evaluate,
     training.commands.export,
+    training.commands.report,
     index.commands.reindex,
     index.commands.search,
     service.commands.serve,

@@ -14,6 +14,7 @@ from index.items import Frozen
 
 MODEL_FILE = "model.onnx"
 CARD_FILE = "bundle.json"
+README_FILE = "README.md"
 
 
 class BundleError(LookalikeError):
@@ -36,6 +37,8 @@ class BundleCard(Frozen):
     data: str = ""
     metrics: dict[str, float] = Field(default={}, description="measured on products never trained on, as shares")
     untrained_metrics: dict[str, float] = Field(default={}, description="the same before training")
+    precision: Literal["fp32", "fp16", "int8"] = "fp32"
+    fp32_metrics: dict[str, float] = Field(default={}, description="of the same model at full precision, if reduced")
     versions: dict[str, str] = {}
 
 
@@ -100,7 +103,44 @@ def write_card(directory: Path, *, preprocessing: Preprocessing, dimension: int,
         **details,
     )
     write_text(directory / CARD_FILE, card.model_dump_json(indent=2) + "\n")
+    write_text(directory / README_FILE, _readable(card))
     return card
+
+
+def _readable(card: BundleCard) -> str:
+    """The card for people; programs read the other file."""
+    columns = {"before training": card.untrained_metrics, "this model": card.metrics, "at fp32": card.fp32_metrics}
+    shown = {title: metrics for title, metrics in columns.items() if metrics}
+    rule = card.preprocessing
+    settings = ", ".join(f"{name} = {value}" for name, value in card.loss_settings.items())
+    lines = [
+        f"# Bundle {card.id}",
+        "",
+        f"An image embedder: {card.backbone}, trained with {card.loss}{f' ({settings})' if settings else ''}"
+        f"{f' on {card.data}' if card.data else ''}, at {card.precision}.",
+        "",
+        f"- Input: upright RGB, short side {rule.resize} ({rule.interpolation}), centre crop of {rule.input_size}, "
+        "as `uint8` of shape (n, height, width, 3); scaling is inside the model.",
+        f"- Output: {card.dimension} numbers of length 1 an image; the product of two vectors is their similarity.",
+        "- Vectors of bundles with different ids must not be compared.",
+    ]
+    if shown:
+        names = list(dict.fromkeys(name for metrics in shown.values() for name in metrics))
+        lines += [
+            "",
+            "Measured on classes that training never saw:",
+            "",
+            f"| | {' | '.join(shown)} |",
+            "| --- |" + " --- |" * len(shown),
+            *(f"| {name} | {' | '.join(_percent(m.get(name)) for m in shown.values())} |" for name in names),
+        ]
+    if card.versions:
+        lines += ["", "Made with " + ", ".join(f"{name} {number}" for name, number in card.versions.items()) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
 
 
 def _read_card(path: Path) -> BundleCard:

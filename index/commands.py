@@ -61,14 +61,14 @@ def search(
     from index.embedder import Embedder
     from index.errors import LookalikeError
     from index.gallery import open_gallery
-    from index.images import decode
+    from index.images import load_pixels, read_file
 
     if not photo.is_file():
         raise LookalikeError(f"No photo at {photo}.", "Check the path.")
     model = Bundle.load(bundle)
     opened = open_gallery(gallery)
     try:
-        pixels = model.preprocessing.apply(decode(photo.read_bytes()))
+        pixels = load_pixels(read_file(photo), model.preprocessing)
         found = opened.search(Embedder(model).embed(pixels[None]), bundle_id=model.id, top=top)
         for hit in found.hits[0]:
             typer.echo(f"{hit.score:.3f}  {hit.item.id}  {hit.item.title}")

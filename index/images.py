@@ -6,11 +6,12 @@ code, so nothing else in the project opens an image for the embedder.
 
 import hashlib
 import io
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from pydantic import Field
 
 from index.errors import LookalikeError
@@ -18,10 +19,27 @@ from index.items import Frozen
 
 Reason = Literal["empty", "too_large", "too_many_pixels", "unsupported", "truncated", "unreadable"]
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-# Our own limit is checked from the header on every image; Pillow's would only warn, or stop short of it.
-Image.MAX_IMAGE_PIXELS = None
+# Our own, lower limit is checked from the header of every image. Pillow's refuses twice its figure, and is kept for
+# the formats whose decoder takes memory for all pixels as soon as the header is read.
+_MOST_PIXELS = 500_000_000
+Image.MAX_IMAGE_PIXELS = _MOST_PIXELS // 2
 
 _REMEDY = "Send a whole JPEG, PNG, WebP, GIF or BMP file."
+_DECODED_AHEAD = 2
+"""A large JPEG is decoded at a reduced scale only while its short side stays this many times the resized one: the
+inverse cosine transform then drops only detail that resizing would have averaged away."""
+_MOST_SCANS = 100
+"""Of a progressive JPEG. Encoders write about ten; each costs a pass over all pixels for a few bytes of file."""
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What sets a photo upright, by its EXIF orientation."""
 
 
 class ImageError(LookalikeError):
@@ -51,15 +69,17 @@ class Preprocessing(Frozen):
     def apply(self, image: Image.Image) -> NDArray[np.uint8]:
         """Pixels of shape (input_size, input_size, 3)."""
         scale = self.resize / min(image.size)
-        size = (
-            max(self.input_size, round(image.width * scale)),
-            max(self.input_size, round(image.height * scale)),
-        )
+        width = max(self.input_size, round(image.width * scale))
+        height = max(self.input_size, round(image.height * scale))
+        left, top = (width - self.input_size) // 2, (height - self.input_size) // 2
+        if image.size == (width, height):
+            return np.asarray(image.crop((left, top, left + self.input_size, top + self.input_size)), dtype=np.uint8)
+        # Only the crop is resampled, out of the whole image: the same pixels as resizing all of it, and a sliver of
+        # 1 x 60,000 pixels does not become a picture of gigabytes on the way.
+        x, y = image.width / width, image.height / height
+        box = (left * x, top * y, (left + self.input_size) * x, (top + self.input_size) * y)
         filter_ = Image.Resampling.BICUBIC if self.interpolation == "bicubic" else Image.Resampling.BILINEAR
-        resized = image if image.size == size else image.resize(size, filter_)
-        left, top = (size[0] - self.input_size) // 2, (size[1] - self.input_size) // 2
-        cropped = resized.crop((left, top, left + self.input_size, top + self.input_size))
-        return np.asarray(cropped, dtype=np.uint8)
+        return np.asarray(image.resize((self.input_size, self.input_size), filter_, box=box), dtype=np.uint8)
 
 
 DEFAULT_LIMITS = ImageLimits()
@@ -70,50 +90,89 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def decode(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
-    """An upright RGB image, or an ImageError that names the reason."""
-    if not data:
-        raise ImageError("empty", "The image is empty (0 bytes).")
-    if len(data) > limits.max_bytes:
-        raise ImageError(
-            "too_large",
-            f"The image has {len(data):,} bytes; the limit is {limits.max_bytes:,}.",
-            "Send a smaller file.",
-        )
+def read_file(path: Path, limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
+    """A photo's bytes, or an ImageError; one beyond the limit is not read at all."""
+    try:
+        _check_bytes(path.stat().st_size, limits)
+        return path.read_bytes()
+    except OSError as error:
+        raise ImageError("unreadable", f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
+
+
+def load_pixels(data: bytes, rule: Preprocessing, limits: ImageLimits = DEFAULT_LIMITS) -> NDArray[np.uint8]:
+    """An image's bytes as the model's input."""
+    return rule.apply(decode(data, limits, rule))
+
+
+def decode(data: bytes, limits: ImageLimits = DEFAULT_LIMITS, rule: Preprocessing | None = None) -> Image.Image:
+    """An upright RGB image, or an ImageError that names the reason.
+
+    With a `rule`, as it is before that rule is applied: a large JPEG is then decoded at a reduced scale.
+    """
+    _check_bytes(len(data), limits)
     image = _opened(data)
     if image.width * image.height > limits.max_pixels:
-        raise ImageError(
-            "too_many_pixels",
-            f"The image has {image.width} x {image.height} pixels; the limit is {limits.max_pixels:,}.",
-            "Send a smaller picture.",
-        )
+        raise _too_many_pixels(f"{image.width} x {image.height} pixels; the limit is {limits.max_pixels:,}")
     try:
+        if rule:
+            image.draft(None, (_DECODED_AHEAD * rule.resize,) * 2)
         image.load()
-        return _to_rgb(ImageOps.exif_transpose(image))
-    except Exception as error:  # as above: SyntaxError, OSError, struct.error, ValueError...
-        reason: Reason = "truncated" if "truncated" in str(error) else "unreadable"
+        return _to_rgb(_upright(image))
+    except Exception as error:  # as in _opened: SyntaxError, OSError, struct.error, ValueError...
+        reason: Reason = "truncated" if "truncated" in str(error).lower() else "unreadable"
         raise ImageError(reason, f"The image is {reason}: {error}.") from error
+
+
+def _check_bytes(count: int, limits: ImageLimits) -> None:
+    if not count:
+        raise ImageError("empty", "The image is empty (0 bytes).")
+    if count > limits.max_bytes:
+        raise ImageError(
+            "too_large", f"The image has {count:,} bytes; the limit is {limits.max_bytes:,}.", "Send a smaller file."
+        )
+
+
+def _too_many_pixels(what: str) -> ImageError:
+    return ImageError("too_many_pixels", f"The image has {what}.", "Send a smaller picture.")
 
 
 def _opened(data: bytes) -> Image.Image:
     """The image with its header read and no pixel decoded."""
     try:
-        return Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError:
+        raise _too_many_pixels(f"more than {_MOST_PIXELS:,} pixels") from None
     except UnidentifiedImageError:
         raise ImageError("unsupported", "The bytes are not an image of a known format.") from None
     except Exception as error:  # Pillow's parsers raise many types on hostile headers
         raise ImageError("unreadable", f"The image's header cannot be read: {error}.") from error
+    # Within compressed data FF is never followed by DA, so this counts scans, and those of embedded previews.
+    if image.format in ("JPEG", "MPO") and (scans := data.count(b"\xff\xda")) > _MOST_SCANS:
+        raise ImageError("unreadable", f"The image has {scans} scans; at most {_MOST_SCANS} are decoded.")
+    return image
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as the camera noted. Damaged notes are no reason to refuse a photo that can be seen."""
+    try:
+        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # the parser raises many types on hostile notes
+        return image
+    return image if turn is None else image.transpose(turn)
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     """RGB on white: shops photograph on white, and a transparent product must not turn black."""
-    if image.mode.startswith("I;16") or image.mode == "I":
-        return Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip rather than scale
+        values = np.asarray(image).astype(np.uint32)
+        grey = (values >> 8).astype(np.uint8)
+        grey[values == image.info.get("transparency")] = 255
+        return Image.fromarray(grey).convert("RGB")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, "white")
         return Image.alpha_composite(white, rgba).convert("RGB")
-    return image.convert("RGB")
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def thumbnail(image: Image.Image, side: int = 320) -> bytes:

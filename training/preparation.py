@@ -20,7 +20,7 @@ from training.backbones import EmbeddingModel
 from training.config import TrainingConfig
 from training.data.feature_cache import CachedFeatures, cache_features
 from training.data.loading import TrainingPhotos
-from training.data.records import DataSet, Photo, hold_out
+from training.data.records import DataSet, Photo, fold_out, hold_out
 from training.data.sampling import BalancedBatches, Batches, RandomBatches
 from training.evaluate import Examiner
 from training.losses.distributed import gather_batch
@@ -70,8 +70,11 @@ def prepare(
     torch.manual_seed(config.seed)
     photos: Sequence[Photo] = data.train
     held_out: Sequence[Photo] = ()
-    if config.selection.validation_share:
-        photos, held_out = hold_out(data.train, config.selection.validation_share, config.seed)
+    selection = config.selection
+    if selection.fold is not None:
+        photos, held_out = fold_out(data.train, selection.fold, selection.folds, config.seed)
+    elif selection.validation_share:
+        photos, held_out = hold_out(data.train, selection.validation_share, config.seed)
     side = config.preprocessing.input_size
     # A frozen backbone's features are looked up by its weights, so those are needed on resuming too.
     model = EmbeddingModel(config.backbone, input_size=side, pretrained=pretrained or bool(config.cached_views))

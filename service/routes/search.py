@@ -98,7 +98,7 @@ def _checked(top: object) -> int:
 def _find(backend: Backend, photo: bytes, top: int, media: str) -> SearchAnswer:
     """The whole walk from bytes to items; it blocks, so it runs in a worker thread."""
     begun = perf_counter()
-    pixels = backend.bundle.preprocessing.apply(images.decode(photo, backend.settings.image_limits))
+    pixels = images.load_pixels(photo, backend.bundle.preprocessing, backend.settings.image_limits)
     decoded = perf_counter()
     vectors = backend.embedder.embed(pixels[np.newaxis])
     embedded = perf_counter()

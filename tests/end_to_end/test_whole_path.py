@@ -63,7 +63,7 @@ def test_the_verbs_lead_from_a_folder_of_photos_to_a_search(demo: Path, tmp_path
     figures = []
     for model in ("run", "bundle"):
         run("evaluate", "--model", tmp_path / model, "--data", data, "--json", tmp_path / "figures.json")
-        figures.append(json.loads((tmp_path / "figures.json").read_text()))
+        figures.append(json.loads((tmp_path / "figures.json").read_text())["figures"])
     assert figures[0] == pytest.approx(figures[1], abs=1e-3), "what was measured is what is served"
 
     index = ("--gallery", tmp_path / "gallery", "--bundle", tmp_path / "bundle")

@@ -3,11 +3,9 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from index.bundle import Bundle, BundleError
-from index.embedder import BATCH_SIZES, Embedder
 from tests.support.tiny_bundle import SIDE, make_tiny_bundle
 
 
@@ -65,21 +63,18 @@ def test_a_missing_bundle_says_how_to_make_one(tmp_path: Path) -> None:
         Bundle.load(tmp_path / "nothing")
 
 
-def test_vectors_do_not_depend_on_the_batch(tmp_path: Path) -> None:
-    embedder = Embedder(Bundle.load(make_tiny_bundle(tmp_path)), threads=1)
-    count = max(BATCH_SIZES) + 7
-    pixels = np.random.default_rng(0).integers(0, 256, (count, SIDE, SIDE, 3), dtype=np.uint8)
-    together = embedder.embed(pixels)
-    alone = np.concatenate([embedder.embed(one[None]) for one in pixels])
-    np.testing.assert_allclose(together, alone, atol=1e-6)
-    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-6)
+def test_a_card_of_an_older_release_still_loads(tmp_path: Path) -> None:
+    bundle = make_tiny_bundle(tmp_path)
+    card = json.loads((bundle / "bundle.json").read_text())
+    (bundle / "bundle.json").write_text(
+        json.dumps({name: value for name, value in card.items() if name not in ("precision", "fp32_metrics")})
+    )
+    (bundle / "README.md").unlink()
+    assert Bundle.load(bundle).card.precision == "fp32"
 
 
-def test_the_embedder_names_the_provider_it_got(tmp_path: Path) -> None:
-    assert Embedder(Bundle.load(make_tiny_bundle(tmp_path))).provider.endswith("ExecutionProvider")
-
-
-def test_pixels_of_a_wrong_size_are_refused(tmp_path: Path) -> None:
-    embedder = Embedder(Bundle.load(make_tiny_bundle(tmp_path)))
-    with pytest.raises(ValueError, match="expected uint8 pixels"):
-        embedder.embed(np.zeros((1, 8, 8, 3), np.uint8))
+def test_a_bundle_explains_itself_to_people(tmp_path: Path) -> None:
+    bundle = Bundle.load(make_tiny_bundle(tmp_path))
+    text = (tmp_path / "README.md").read_text()
+    assert bundle.id in text and "colour_grid" in text
+    assert "| recall@1 | 50.0 % | 90.0 % |" in text

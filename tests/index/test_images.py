@@ -1,15 +1,29 @@
 """Bytes to pixels: every kind of picture becomes upright RGB, every bad one a named error."""
 
 import io
+import random
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw, ImageOps, PngImagePlugin
 
-from index.images import ImageError, ImageLimits, Preprocessing, decode, digest, thumbnail
+from index.images import (
+    ImageError,
+    ImageLimits,
+    Preprocessing,
+    decode,
+    digest,
+    load_pixels,
+    read_file,
+    thumbnail,
+)
+
+RULE = Preprocessing(resize=40, input_size=32)
+RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
 
 def encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
@@ -41,28 +55,159 @@ def test_every_mode_decodes_to_rgb(mode: str, kind: str) -> None:
     assert decode(encoded(halves(mode), kind)).mode == "RGB"
 
 
-def test_transparent_pixels_become_white() -> None:
-    image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
-    assert decode(encoded(image, "PNG")).getpixel((4, 4)) == (255, 255, 255)
+@pytest.mark.parametrize(("mode", "kind"), [("RGBA", "PNG"), ("LA", "PNG"), ("RGBA", "WEBP")])
+def test_transparent_pixels_become_white(mode: str, kind: str) -> None:
+    image = Image.new("RGBA", (8, 8), (0, 0, 0, 0)).convert("LA").convert(mode)
+    assert decode(encoded(image, kind)).getpixel((4, 4)) == WHITE
 
 
-def test_sixteen_bit_grey_keeps_its_brightness() -> None:
-    image = Image.fromarray(np.full((8, 8), 0x8040, np.uint16))
-    assert decode(encoded(image, "PNG")).getpixel((4, 4)) == (0x80, 0x80, 0x80)
+@pytest.mark.parametrize("kind", ["PNG", "GIF"])
+def test_the_transparent_colour_of_a_palette_becomes_white(kind: str) -> None:
+    image = halves().quantize(4)
+    left = image.getpixel((3, 10))
+    decoded = decode(encoded(image, kind, transparency=left))
+    assert decoded.getpixel((3, 10)) == WHITE and close_to(decoded, (36, 10), BLUE)
 
 
-def test_a_phone_photo_is_turned_upright() -> None:
+def test_a_half_transparent_pixel_is_mixed_with_white() -> None:
+    image = decode(encoded(Image.new("RGBA", (8, 8), (255, 0, 0, 128)), "PNG"))
+    assert close_to(image, (4, 4), (255, 127, 127))
+
+
+def png(width: int, height: int, *, depth: int, colour: int, row: bytes, extra: bytes = b"") -> bytes:
+    """A PNG of equal rows, of the depths and kinds that Pillow reads but does not write."""
+    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    pixels = zlib.compress((b"\0" + row) * height)
+    return PNG_MAGIC + chunk(b"IHDR", header) + extra + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+
+
+def chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+@pytest.mark.parametrize(
+    ("colour", "values", "expected"),
+    [
+        (0, [0x8040], (0x80, 0x80, 0x80)),
+        (2, [0x8040, 0x10FF, 0xFF00], (0x80, 0x10, 0xFF)),
+        (4, [0x8040, 0xFFFF], (0x80, 0x80, 0x80)),
+        (4, [0x8040, 0x0000], WHITE),
+        (6, [0x8040, 0x10FF, 0xFF00, 0xFFFF], (0x80, 0x10, 0xFF)),
+        (6, [0x8040, 0x10FF, 0xFF00, 0x0000], WHITE),
+    ],
+    ids=["grey", "colour", "grey, opaque", "grey, transparent", "colour, opaque", "colour, transparent"],
+)
+def test_sixteen_bits_keep_their_brightness(colour: int, values: list[int], expected: tuple[int, int, int]) -> None:
+    row = struct.pack(f">{len(values)}H", *values) * 8
+    assert decode(png(8, 8, depth=16, colour=colour, row=row)).getpixel((4, 4)) == expected
+
+
+def test_the_transparent_value_of_sixteen_bit_grey_becomes_white() -> None:
+    row = struct.pack(">2H", 0x0140, 0x0150) * 4
+    image = decode(png(8, 8, depth=16, colour=0, row=row, extra=chunk(b"tRNS", struct.pack(">H", 0x0140))))
+    assert image.getpixel((0, 0)) == WHITE and image.getpixel((1, 0)) == (1, 1, 1)
+
+
+def test_cmyk_as_adobe_writes_it_keeps_its_colours() -> None:
+    data = encoded(halves("CMYK"), "JPEG", quality=95)  # written inverted, with Adobe's marker, as by Photoshop
+    assert b"Adobe" in data
+    image = decode(data)
+    assert close_to(image, (3, 10), RED) and close_to(image, (36, 10), BLUE)
+
+
+def test_ycck_as_adobe_writes_it_keeps_its_colours() -> None:
+    # The inks as YCbCr, beside black; marked by Adobe's transform 2, which Pillow cannot write.
+    planes = [*ImageOps.invert(halves()).convert("YCbCr").split(), Image.new("L", (40, 20), 255)]
+    stored = Image.merge("CMYK", [plane.point(lambda value: 255 - value) for plane in planes])
+    data = bytearray(encoded(stored, "JPEG", quality=95, subsampling=0))
+    data[data.index(b"Adobe") + 11] = 2
+    image = decode(bytes(data))
+    assert close_to(image, (3, 10), RED) and close_to(image, (36, 10), BLUE)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
+def test_of_an_animation_the_first_frame_is_taken(kind: str) -> None:
+    data = encoded(halves(), kind, save_all=True, append_images=[Image.new("RGB", (40, 20), "green")], loop=0)
+    assert Image.open(io.BytesIO(data)).n_frames == 2  # type: ignore[attr-defined]
+    assert close_to(decode(data), (3, 10), RED)
+
+
+def test_a_phone_photo_with_a_second_picture_inside_is_read() -> None:
+    data = encoded(halves(), "MPO", save_all=True, append_images=[Image.new("RGB", (20, 10), "green")])
+    assert close_to(decode(data, rule=RULE), (3, 10), RED)
+
+
+def test_a_wrong_extension_does_not_matter(tmp_path: Path) -> None:
+    file = tmp_path / "photo.jpg"
+    file.write_bytes(encoded(halves(), "PNG"))
+    assert close_to(decode(read_file(file)), (3, 10), RED)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_phone_photo_is_turned_upright(kind: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was held turned: rotate by 90 degrees to see it
-    image = decode(encoded(halves(), "JPEG", exif=exif))
+    image = decode(encoded(halves(), kind, exif=exif))
     assert image.size == (20, 40)
-    assert close_to(image, (10, 3), (255, 0, 0)) and close_to(image, (10, 36), (0, 0, 255))
+    assert close_to(image, (10, 3), RED) and close_to(image, (10, 36), BLUE)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_orientation_shows_the_same_upright_picture(orientation: int) -> None:
+    upright = halves()
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Pillow's number of the inverse turn
+    stored = upright.transpose(Image.Transpose(undo[orientation])) if orientation > 1 else upright
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    assert np.array_equal(np.asarray(decode(encoded(stored, "PNG", exif=exif))), np.asarray(upright))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    "notes",
+    [b"", b"II*\0\xff\xff\xff\xff", b"II*\0\x08\0\0\0\xff\xff" + b"\x12\x01\x03\0\xff\xff\xff\xff" * 40, b"x" * 900],
+)
+def test_absurd_camera_notes_leave_a_photo_as_it_is(notes: bytes) -> None:
+    image = decode(encoded(halves(), "JPEG", exif=b"Exif\0\0" + notes))
+    assert image.size == (40, 20) and close_to(image, (3, 10), RED)
 
 
 def png_header(width: int, height: int) -> bytes:
-    body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    pixels = struct.pack(">I", 1000) + b"IDAT"
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body)) + pixels
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return PNG_MAGIC + chunk(b"IHDR", header) + struct.pack(">I", 1000) + b"IDAT"
+
+
+def gif_of(screen: tuple[int, int], frame: tuple[int, int]) -> bytes:
+    """A GIF's beginning; a frame beyond the screen widens the picture."""
+    header = b"GIF89a" + struct.pack("<HHBBB", *screen, 0x80, 0, 0) + bytes(6)
+    return header + b"," + struct.pack("<HHHHB", 0, 0, *frame, 0) + b"\x02\x02\x4c\x01\0;"
+
+
+def webp_of(width: int, height: int) -> bytes:
+    """An animated WebP with a vast canvas around a frame of one pixel."""
+    data = bytearray(encoded(Image.new("RGB", (2, 2)), "WEBP", save_all=True, append_images=[halves().resize((2, 2))]))
+    canvas = data.index(b"VP8X") + 12
+    data[canvas : canvas + 6] = (width - 1).to_bytes(3, "little") + (height - 1).to_bytes(3, "little")
+    return bytes(data)
+
+
+def png_with(*, text: int = 0, profile: int = 0) -> bytes:
+    """A small PNG whose notes unpack to so many bytes."""
+    notes = PngImagePlugin.PngInfo()
+    if text:
+        notes.add_text("comment", "a" * text, zip=True)
+    profiles = {"icc_profile": bytes(profile)} if profile else {}
+    return encoded(halves(), "PNG", pnginfo=notes, **profiles)
+
+
+def jpeg_of_scans(count: int) -> bytes:
+    """A progressive JPEG that repeats its last scan."""
+    data = encoded(halves(), "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    return data[:-2] + data[last:-2] * count + data[-2:]
 
 
 @pytest.mark.parametrize(
@@ -75,14 +220,104 @@ def png_header(width: int, height: int) -> bytes:
         (encoded(halves(), "TIFF"), "unsupported"),
         (png_header(1_001, 1_000), "too_many_pixels"),
         (png_header(60_000, 60_000), "too_many_pixels"),
-        (encoded(halves(), "JPEG") + b"\0" * 4000, "too_large"),
+        (png_header(2**31 - 1, 2**31 - 1), "too_many_pixels"),
+        (gif_of((65_535, 65_535), (1, 1)), "too_many_pixels"),
+        (gif_of((1, 1), (65_535, 65_535)), "too_many_pixels"),
+        (webp_of(65_535, 65_535), "too_many_pixels"),
+        (
+            encoded(halves(), "BMP")[:18] + struct.pack("<ii", 60_000, 60_000) + encoded(halves(), "BMP")[26:],
+            "too_many_pixels",
+        ),
+        (png_with(text=5_000_000), "unreadable"),
+        (png_with(profile=5_000_000), "unreadable"),
+        (jpeg_of_scans(120), "unreadable"),
+        (b"%PDF-1.7\n" + encoded(halves(), "PNG"), "unsupported"),
+        (encoded(halves(), "JPEG") + b"\0" * 8000, "too_large"),
     ],
 )
 def test_a_bad_image_is_refused_with_its_reason(data: bytes, reason: str) -> None:
     with pytest.raises(ImageError) as caught:
-        decode(data, ImageLimits(max_bytes=4000, max_pixels=1_000_000))
+        decode(data, ImageLimits(max_bytes=8000, max_pixels=1_000_000))
     assert caught.value.reason == reason
-    assert caught.value.remedy
+    assert caught.value.problem and caught.value.remedy
+
+
+def test_what_follows_an_image_is_not_looked_at() -> None:
+    assert close_to(decode(encoded(halves(), "JPEG") + b"PK\x03\x04 an archive, say"), (3, 10), RED)
+
+
+def test_a_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    vast = tmp_path / "vast.jpg"
+    with vast.open("wb") as file:
+        file.truncate(2**40)
+    for path, reason in ((vast, "too_large"), (tmp_path / "nothing.jpg", "unreadable"), (tmp_path, "unreadable")):
+        with pytest.raises(ImageError) as caught:
+            read_file(path)
+        assert caught.value.reason == reason
+
+
+FUZZED: dict[str, dict[str, Any]] = {
+    "JPEG": {"quality": 60, "exif": b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x06\0\0\0\0\0\0\0"},
+    "PNG": {},
+    "WEBP": {"quality": 60},
+    "GIF": {},
+    "BMP": {},
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("kind", FUZZED)
+def test_damaged_files_give_an_image_or_an_image_error(kind: str) -> None:
+    rng = random.Random(kind)
+    whole = encoded(halves().resize((64, 48), Image.Resampling.BICUBIC), kind, **FUZZED[kind])
+    limits = ImageLimits(max_pixels=1_000_000)
+    refused = 0
+    for _ in range(3000):
+        data = bytearray(whole)
+        for _ in range(rng.choice((0, 1, 1, 2, 8))):
+            # Headers are where parsers go wrong, so half of the damage goes there.
+            data[rng.randrange(min(len(data), rng.choice((64, len(data)))))] = rng.choice((0, 0xFF, rng.randrange(256)))
+        if rng.random() < 0.3:
+            del data[rng.randrange(len(data)) :]
+        try:
+            assert load_pixels(bytes(data), RULE, limits).shape == (32, 32, 3)
+        except ImageError:
+            refused += 1
+    assert 0 < refused < 3000, "the damage must reach both outcomes"
+
+
+def noisy(width: int, height: int) -> Image.Image:
+    """Shapes and grain: something to lose at a reduced scale."""
+    rng = np.random.default_rng(width)
+    image = Image.fromarray(rng.integers(90, 160, (height // 4, width // 4, 3), dtype=np.uint8)).resize((width, height))
+    draw = ImageDraw.Draw(image)
+    for _ in range(60):
+        x, y, across, down = (int(rng.integers(20, most)) for most in (width, height, 400, 400))
+        draw.ellipse((x, y, x + across, y + down), fill=tuple(rng.integers(256, size=3)))
+    return image
+
+
+def test_a_large_jpeg_is_decoded_small_and_looks_the_same() -> None:
+    data = encoded(noisy(1600, 1200), "JPEG", quality=92)
+    assert decode(data, rule=RULE).size == (200, 150), "an eighth; its short side is still twice the 40 of the rule"
+    assert decode(data).size == (1600, 1200)
+    difference = load_pixels(data, RULE).astype(int) - RULE.apply(decode(data))
+    assert np.abs(difference).mean() < 1.5
+
+
+@pytest.mark.parametrize("side", [79, 159, 160, 161, 639])
+def test_a_reduced_jpeg_keeps_twice_the_pixels_that_are_needed(side: int) -> None:
+    short = min(decode(encoded(noisy(side, side + 3), "JPEG"), rule=RULE).size)
+    assert short == side if side < 160 else 80 <= short <= side / 2 + 1
+
+
+def test_a_turned_large_jpeg_is_the_same_pixels_as_its_upright_twin() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    upright = noisy(640, 480)
+    turned = encoded(upright.transpose(Image.Transpose.ROTATE_180), "JPEG", quality=95, exif=exif)
+    difference = load_pixels(turned, RULE).astype(int) - load_pixels(encoded(upright, "JPEG", quality=95), RULE)
+    assert np.abs(difference).mean() < 1
 
 
 def test_preprocessing_scales_the_short_side_and_crops_the_centre() -> None:
@@ -92,8 +327,23 @@ def test_preprocessing_scales_the_short_side_and_crops_the_centre() -> None:
     assert pixels[:, 0, 0].min() > 200 and pixels[:, -1, 2].min() > 200, "the border of the halves is in the middle"
 
 
-def test_a_sliver_of_an_image_still_fills_the_input() -> None:
-    assert Preprocessing(resize=16, input_size=16).apply(Image.new("RGB", (1, 500))).shape == (16, 16, 3)
+@pytest.mark.parametrize("size", [(100, 60), (61, 230), (32, 32), (640, 41)])
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+def test_only_the_crop_is_resampled_but_as_part_of_the_whole(size: tuple[int, int], interpolation: Any) -> None:
+    rule = Preprocessing(resize=40, input_size=32, interpolation=interpolation)
+    image = noisy(800, 800).resize(size)
+    scale = 40 / min(size)
+    whole = image.resize(
+        (round(size[0] * scale), round(size[1] * scale)), getattr(Image.Resampling, interpolation.upper())
+    )
+    left, top = (whole.width - 32) // 2, (whole.height - 32) // 2
+    expected = np.asarray(whole.crop((left, top, left + 32, top + 32))).astype(int)
+    assert np.abs(rule.apply(image) - expected).max() <= 1
+
+
+@pytest.mark.parametrize("size", [(1, 500), (1, 4_000_000), (3_000_000, 1)])
+def test_a_sliver_of_an_image_still_fills_the_input(size: tuple[int, int]) -> None:
+    assert Preprocessing(resize=256, input_size=224).apply(Image.new("RGB", size)).shape == (224, 224, 3)
 
 
 def test_a_thumbnail_is_small_and_keeps_the_proportions() -> None:

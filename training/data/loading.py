@@ -12,17 +12,20 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from index.images import ImageError, Preprocessing, decode
+from index.images import ImageError, Preprocessing, decode, read_file
 from training.config import AugmentationSettings
 from training.data.records import Photo, visible_part
 from training.errors import TrainingError
 
 
-def read_photo(photo: Photo) -> Image.Image:
-    """An upright RGB image, by the same code that serves, cut to the photo's box if it has one."""
+def read_photo(photo: Photo, rule: Preprocessing | None = None) -> Image.Image:
+    """An upright RGB image, by the same code that serves, cut to the photo's box if it has one.
+
+    With a `rule`, as it is before that rule is applied; a part of a photo is always cut from the whole of it.
+    """
     try:
-        image = decode(photo.path.read_bytes())
-    except (OSError, ImageError) as error:
+        image = decode(read_file(photo.path), rule=None if photo.box else rule)
+    except ImageError as error:
         raise TrainingError(f"{photo.path} (class {photo.label}) cannot be used: {error}") from error
     if photo.box is None:
         return image
@@ -88,4 +91,5 @@ class MeasuredPhotos(Dataset[torch.Tensor]):
         return len(self._photos)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.from_numpy(self._preprocessing.apply(read_photo(self._photos[index])).copy())
+        image = read_photo(self._photos[index], self._preprocessing)
+        return torch.from_numpy(self._preprocessing.apply(image).copy())

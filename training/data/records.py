@@ -99,7 +99,25 @@ def hold_out(
             "Give at least four classes with two or more photos each.",
         )
     random.Random(seed).shuffle(labels)
-    held = set(labels[: min(len(counts) - 2, max(2, round(len(counts) * share)))])
+    return _parted(photos, labels[: min(len(counts) - 2, max(2, round(len(counts) * share)))])
+
+
+def fold_out(photos: Sequence[Photo], fold: int, folds: int, seed: int) -> tuple[tuple[Photo, ...], tuple[Photo, ...]]:
+    """Training photos and one fold's validation photos; over all folds each class of two or more is held out once."""
+    counts = Counter(photo.label for photo in photos)
+    labels = sorted(label for label, count in counts.items() if count > 1)
+    if len(labels) < 2 * folds:
+        raise TrainingError(
+            f"The training set has {len(labels)} classes with two or more photos: too few for {folds} folds.",
+            f"Give at least {2 * folds}: with one class in a fold, every search is right.",
+        )
+    random.Random(seed).shuffle(labels)
+    return _parted(photos, labels[fold::folds])
+
+
+def _parted(photos: Sequence[Photo], labels: Iterable[str]) -> tuple[tuple[Photo, ...], tuple[Photo, ...]]:
+    """The photos of other classes, and those of the given ones."""
+    held = set(labels)
     return (
         tuple(photo for photo in photos if photo.label not in held),
         tuple(photo for photo in photos if photo.label in held),

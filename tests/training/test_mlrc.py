@@ -1,0 +1,98 @@
+"""Four models on class-disjoint folds: what each learns, what is measured, and going on after a kill."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index.metrics import retrieval_metrics
+from tests.support.tiny_gallery import write_tiny_folder
+from tests.training.test_loop import SMALL, Silent
+from training.checkpoints import RunFolder
+from training.config import TrainingConfig, load_config
+from training.data.photos import DataSet, Photo, load_data
+from training.data.records import fold_out
+from training.errors import TrainingError
+from training.evaluate import embed_photos, load_model
+from training.mlrc import FOLDS, measure_folds, train_folds
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
+    """All eight colours to learn, and the same photos under other names to measure on."""
+    loaded = load_data(f"folder:{write_tiny_folder(tmp_path_factory.mktemp('data') / 'photos')}")
+    photos = (*loaded.train, *loaded.test)
+    return DataSet("tiny", photos, tuple(photo._replace(label=f"new {photo.label}") for photo in photos))
+
+
+@pytest.fixture(scope="module")
+def config() -> TrainingConfig:
+    return load_config(None, [*SMALL, "epochs=1", "cached_views=1", "test_every=0"])
+
+
+def labels(photos: tuple[Photo, ...]) -> set[str]:
+    return {photo.label for photo in photos}
+
+
+def test_every_class_is_held_out_by_one_fold(data: DataSet) -> None:
+    parts = [fold_out(data.train, fold, 4, seed=3) for fold in range(4)]
+    for learned, held in parts:
+        assert len(labels(held)) == 2 and not labels(learned) & labels(held)
+        assert sorted(learned + held) == sorted(data.train)
+    assert set.union(*(labels(held) for _, held in parts)) == labels(data.train)
+    assert parts != [fold_out(data.train, fold, 4, seed=4) for fold in range(4)]
+
+
+def test_folds_that_cannot_be_judged_are_refused(data: DataSet, config: TrainingConfig, tmp_path: Path) -> None:
+    few = tuple(photo for photo in data.train if photo.label not in ("red", "blue"))
+    with pytest.raises(TrainingError, match="6 classes with two or more photos: too few for 4 folds"):
+        train_folds(config, DataSet("few", few, data.test), tmp_path / "runs", "x", Silent())
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(TrainingError, match="fold 4 is none of the 4 folds"):
+        load_config(None, ["selection.fold=4"])
+
+
+def test_four_models_are_trained_once_and_measured_apart_and_together(
+    data: DataSet, config: TrainingConfig, tmp_path: Path
+) -> None:
+    out = tmp_path / "runs"
+    with pytest.raises(KeyboardInterrupt):
+        train_folds(config, data, out, "tiny", KilledInFold(1))
+    assert [RunFolder(out / f"fold-{fold}").is_finished for fold in range(FOLDS)] == [True, False, False, False]
+    with pytest.raises(TrainingError, match="--resume"):
+        train_folds(config, data, out, "tiny", Silent())
+
+    kept = (out / "fold-0" / "checkpoint.pt").stat().st_mtime_ns
+    watcher = Silent()
+    runs = train_folds(config, data, out, "tiny", watcher, resume=True)
+    assert "Fold 0 is finished" in watcher.said
+    assert (out / "fold-0" / "checkpoint.pt").stat().st_mtime_ns == kept, "not trained again"
+    assert all(run.is_finished and run.config.selection.fold == fold for fold, run in enumerate(runs))
+    assert all("validation.map@r" in run.history()[-1] for run in runs)
+
+    result = measure_folds(runs, data, out, watcher)
+    assert result == json.loads((out / "mlrc.json").read_text())
+    vectors = [embed_photos(data.test, *load_model(run.path)) for run in runs]
+    names = [photo.label for photo in data.test]
+    apart = [retrieval_metrics(one, names)["map@r"] for one in vectors]
+    assert [fold["map@r"] for fold in result["folds"]] == pytest.approx(apart)
+    assert result["separated"]["map@r"]["mean"] == pytest.approx(np.mean(apart))
+    assert result["separated"]["map@r"]["deviation"] == pytest.approx(np.std(apart, ddof=1))
+    together = retrieval_metrics(np.concatenate(vectors, axis=1), names)
+    assert result["concatenated"] == pytest.approx(together)
+
+    with pytest.raises(TrainingError, match="other settings"):
+        train_folds(config.model_copy(update={"epochs": 2}), data, out, "tiny", Silent(), resume=True)
+
+
+class KilledInFold(Silent):
+    """Ends the run as a kill would, in the first step of a fold."""
+
+    def __init__(self, fold: int) -> None:
+        super().__init__()
+        self.fold = fold
+
+    def step(self, epoch: int, step: int, steps: int) -> None:
+        if f"Fold {self.fold} of {FOLDS}, counted from 0" in self.said:
+            raise KeyboardInterrupt
