@@ -42,7 +42,7 @@ def main() -> None:
         print(memory(*arguments.memory))
         return
     photos, classes = QUICK if arguments.quick else FULL
-    times = measure(photos, classes, contenders(), rounds=2)
+    times = measure(photos, classes, contenders(), rounds=2 if arguments.quick else 1)
     few = measure(*SMALL, {name: run for name, run in contenders().items() if name in ("ours", DEFAULT)}, rounds=1)
     rows = table(times, few, photos)
     command = [sys.executable, __file__, "--memory", str(photos), str(classes)]
@@ -115,6 +115,7 @@ def measure(
             begin = time.perf_counter()
             run(vectors, labels)
             times[name].append(time.perf_counter() - begin)
+            print(f"{photos:,} photos, {name}: {times[name][-1]:.2f} s", file=sys.stderr)
     return {name: min(values) for name, values in times.items() if values}
 
 
