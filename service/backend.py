@@ -1,6 +1,5 @@
 """What the routes work with: the opened bundle and gallery, and proof that the two belong together."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
 from index.bundle import Bundle
+from index.cores import usable_cores
 from index.embedder import Embedder
 from index.gallery import BundleMismatch, Gallery, GalleryStats, open_gallery
 from service.settings import Settings
@@ -51,7 +51,7 @@ def opened(settings: Settings) -> Iterator[Backend]:
             embedder=Embedder(bundle, threads=settings.threads),
             gallery=gallery,
             examples=_photos_in(settings.examples),
-            workers=CapacityLimiter(max(2, os.cpu_count() or 1)),
+            workers=CapacityLimiter(max(2, usable_cores())),
         )
         backend.matching_stats()
         yield backend
