@@ -77,13 +77,11 @@ def evaluate(
     from index.bundle import Bundle
     from index.files import write_text
     from index.progress import progress_bar
-    from training.data.checking import check_photos
     from training.evaluate import embed_photos, full_report, is_bundle, load_model, versions
 
     ks = _parse_ks(k)
     preprocessing, embed = load_model(model)
-    with progress_bar("Checking the photos") as on_progress:
-        checked = check_photos(_load(data), on_progress=on_progress)
+    checked = _checked(_load(data))
     for remark in checked.remarks:
         typer.echo(remark, err=True)
     photos = checked.test
@@ -112,13 +110,11 @@ def export(
     require_train_extra()
     from index.progress import progress_bar
     from training.checkpoints import RunFolder
-    from training.data.checking import check_photos
     from training.export import export_reduced, export_run
 
     reduced = _parse_precisions(precision)
     folder = RunFolder(run)
-    with progress_bar("Checking the photos") as on_progress:
-        photos = check_photos(_load(data or folder.data), on_progress=on_progress)
+    photos = _checked(_load(data or folder.data))
     bundle = export_run(folder, out, photos.test[:64])
     typer.echo(f"Bundle {bundle.id} is in {out}")
     if not reduced:
@@ -142,7 +138,6 @@ def report(
     require_train_extra()
     from index.progress import progress_bar
     from training.checkpoints import RunFolder
-    from training.data.checking import check_photos
     from training.report import write_report
 
     folder, page = RunFolder(run), out or run / "report.html"
@@ -155,8 +150,7 @@ def report(
         photos = _load(spec)
     except TrainingError as error:
         raise error if data else TrainingError(error.problem, "Say where the photos are now with --data.") from None
-    with progress_bar("Checking the photos") as on_progress:
-        photos = check_photos(photos, on_progress=on_progress)
+    photos = _checked(photos)
     with progress_bar("Embedding the test photos") as on_progress:
         write_report(folder, photos, page, spec=spec, on_progress=on_progress)
     typer.echo(f"The report is in {page}")
@@ -306,3 +300,12 @@ def _load(spec: str) -> "DataSet":
 
     with progress_bar("Reading the photos") as on_progress:
         return load_data(spec, on_progress=on_progress)
+
+
+def _checked(data: "DataSet") -> "DataSet":
+    """Without the photos that cannot be read."""
+    from index.progress import progress_bar
+    from training.data.checking import check_photos
+
+    with progress_bar("Checking the photos") as on_progress:
+        return check_photos(data, on_progress=on_progress)
