@@ -9,211 +9,205 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from index.errors import LookalikeError
-from index.items import Hit, Item, StoredImage
-
-SCHEMA_VERSION = 1
-_SCHEMA = """
-CREATE TABLE items (
-    id TEXT PRIMARY KEY, title TEXT NOT NULL, url TEXT NOT NULL, attributes TEXT NOT NULL, change INTEGER NOT NULL
-);
--- AUTOINCREMENT: a key that once named a vector in a generation is never given to another image.
-CREATE TABLE images (
-    key INTEGER PRIMARY KEY AUTOINCREMENT, item_id TEXT NOT NULL REFERENCES items (id) ON DELETE CASCADE,
-    id TEXT NOT NULL, digest TEXT NOT NULL, change INTEGER NOT NULL, UNIQUE (item_id, id)
-);
-CREATE TABLE vectors (
-    bundle_id TEXT NOT NULL, image_key INTEGER NOT NULL REFERENCES images (key) ON DELETE CASCADE,
-    vector BLOB NOT NULL, PRIMARY KEY (bundle_id, image_key)
-) WITHOUT ROWID;
--- Without it every deletion of an image would scan all vectors.
-CREATE INDEX vectors_by_image ON vectors (image_key);
-CREATE TABLE thumbnails (digest TEXT PRIMARY KEY, jpeg BLOB NOT NULL);
-CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
-INSERT INTO counters VALUES ('change', 0);
-"""
+from index.items import Item, NewImage
+from index.reader import Reader
+from index.schema import connect, prepare
 
 
-class NewImage(NamedTuple):
-    """An image ready to be stored: its vector for one bundle, and a small JPEG to show."""
+class CatalogueError(LookalikeError):
+    """The catalogue cannot be read or written, or would be written wrongly."""
 
-    id: str
-    digest: str
-    vector: NDArray[np.float32]
-    thumbnail: bytes
+    kind = "catalogue"
 
 
 class Catalogue:
-    """One SQLite file. Methods may be called from any thread; writes are acknowledged after their commit."""
+    """One SQLite file. Any thread may call any method; a write is acknowledged after its commit.
+
+    Writing, following the writes of others and other reading have a connection each: none waits for another.
+    """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         new = not path.exists()
         self._lock = threading.RLock()
-        self._db = sqlite3.connect(path, timeout=30, check_same_thread=False, isolation_level=None)
         try:
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.execute("PRAGMA foreign_keys = ON")
-            self._prepare(path)
+            self._db = connect(path)
+            prepare(self._db, path)
+            self.watch = Reader(path)
+            self.read = Reader(path)
         except sqlite3.DatabaseError as error:
-            self._db.close()
             if new:
                 path.unlink(missing_ok=True)
-            raise LookalikeError(f"{path} cannot be used as a catalogue: {error}.", "Restore it from a copy.") from None
-
-    def _prepare(self, path: Path) -> None:
-        with self._writing():
-            version = self._db.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
-                for statement in _statements(_SCHEMA):
-                    self._db.execute(statement)
-                self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            elif version != SCHEMA_VERSION:
-                raise LookalikeError(
-                    f"{path} has schema version {version}; this release reads version {SCHEMA_VERSION}.",
-                    "Use the release that wrote it, or re-index into a new folder.",
-                )
+            raise CatalogueError(f"{path} cannot be used as a catalogue: {error}.", "Restore it from a copy.") from None
 
     def close(self) -> None:
+        self.watch.close()
+        self.read.close()
         with self._lock:
             self._db.close()
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """One transaction; IMMEDIATE, so that two writers queue instead of failing half-way."""
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
+    def reading(self) -> Iterator[Reader]:
+        """A connection of its own for a long read, all of one instant."""
+        reader = Reader(self.path)
+        try:
+            with reader.instant():
+                yield reader
+        finally:
+            reader.close()
 
-    def _next_change(self) -> int:
-        query = "UPDATE counters SET value = value + 1 WHERE name = 'change' RETURNING value"
-        change: int = self._db.execute(query).fetchone()[0]
-        return change
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing. IMMEDIATE, so that two writers queue instead of failing half-way."""
+        try:
+            with self._lock:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    yield
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    # SQLite has rolled back by itself when the disk was full.
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                    raise
+        except sqlite3.OperationalError as error:
+            raise CatalogueError(
+                f"{self.path} could not be written, and nothing of this write was kept: {error}.",
+                "Free space on its disk, or wait until the other writer has ended, and write again.",
+            ) from error
 
-    # Writing
+    @contextmanager
+    def _writing(self) -> Iterator[int]:
+        """A transaction and its change number, which is taken only if something changed."""
+        with self._transaction():
+            before = self._db.total_changes
+            change = self._count("SELECT value + 1 FROM counters WHERE name = 'change'")
+            yield change
+            if self._db.total_changes != before:
+                self._db.execute("UPDATE counters SET value = ? WHERE name = 'change'", (change,))
+
+    def _count(self, query: str, *values: object) -> int:
+        count: int = self._db.execute(query, values).fetchone()[0]
+        return count
+
+    # Items and images
 
     def upsert(self, entries: Iterable[tuple[Item, Sequence[NewImage]]], bundle_id: str) -> int:
-        """Stores items and the given images of each; other images of an item stay. Answers the change number."""
-        with self._writing():
-            change = self._next_change()
-            for item, images in entries:
-                self._db.execute(
-                    "INSERT INTO items VALUES (?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET title = excluded.title, "
-                    "url = excluded.url, attributes = excluded.attributes, change = excluded.change",
-                    (item.id, item.title, item.url, json.dumps(item.attributes), change),
-                )
-                for image in images:
-                    self._store_image(item.id, image, bundle_id, change)
-        return change
+        """Stores items and the given images of each; other images of an item stay.
 
-    def _store_image(self, item_id: str, image: NewImage, bundle_id: str, change: int) -> None:
+        Answers the number of the newest change; storing what is already there is none.
+        """
+        with self._writing() as change:
+            for item, images in entries:
+                key = self._store_item(item, change)
+                for image in images:
+                    self._store_image(key, image, self._bundle(bundle_id, image), change)
+        return self.read.change()
+
+    def _store_item(self, item: Item, change: int) -> int:
+        attributes = json.dumps(item.attributes, sort_keys=True, ensure_ascii=False, allow_nan=False)
+        content = (item.title, item.url, attributes)
+        found = self._db.execute("SELECT key, title, url, attributes FROM items WHERE id = ?", (item.id,)).fetchone()
+        if found is None:
+            query = "INSERT INTO items (id, title, url, attributes, change) VALUES (?, ?, ?, ?, ?) RETURNING key"
+            return self._count(query, item.id, *content, change)
+        if found[1:] != content:
+            query = "UPDATE items SET title = ?, url = ?, attributes = ?, change = ? WHERE key = ?"
+            self._db.execute(query, (*content, change, found[0]))
+        key: int = found[0]
+        return key
+
+    def _bundle(self, bundle_id: str, image: NewImage) -> int:
+        """The bundle's key; the first bundle that a gallery meets becomes the live one."""
+        row = self._db.execute("SELECT key, dimension FROM bundles WHERE id = ?", (bundle_id,)).fetchone()
+        shape = np.shape(image.vector)
+        if len(shape) != 1 or not shape[0] or (row and shape[0] != row[1]) or not np.isfinite(image.vector).all():
+            raise CatalogueError(
+                f"Image {image.id!r} has a vector of shape {shape}; bundle {bundle_id} makes finite ones of "
+                f"{row[1] if row else 'one dimension'}.",
+                "Embed it with this bundle.",
+            )
+        if row:
+            key: int = row[0]
+            return key
+        key = self._count("INSERT INTO bundles (id, dimension) VALUES (?, ?) RETURNING key", bundle_id, shape[0])
+        self._db.execute("UPDATE current SET bundle = ? WHERE bundle IS NULL", (key,))
+        return key
+
+    def _store_image(self, item: int, image: NewImage, bundle: int, change: int) -> None:
         found = self._db.execute(
-            "SELECT key, digest FROM images WHERE item_id = ? AND id = ?", (item_id, image.id)
+            "SELECT key, digest FROM images WHERE item = ? AND id = ?", (item, image.id)
         ).fetchone()
         if found and found[1] != image.digest:
             # Another picture under the same name: its old vectors, of every bundle, go with the old key.
-            self._db.execute("DELETE FROM images WHERE key = ?", (found[0],))
+            self._remove_images([found[0]], change)
             found = None
         if found is None:
-            key = self._db.execute(
-                "INSERT INTO images (item_id, id, digest, change) VALUES (?, ?, ?, ?)",
-                (item_id, image.id, image.digest, change),
-            ).lastrowid
+            query = "INSERT INTO images (item, id, digest) VALUES (?, ?, ?) RETURNING key"
+            key = self._count(query, item, image.id, image.digest)
+            self._db.execute("INSERT OR IGNORE INTO thumbnails VALUES (?, ?)", (image.digest, image.thumbnail))
         else:
             key = found[0]
-        vector = np.ascontiguousarray(image.vector, "<f4").tobytes()
-        self._db.execute("INSERT OR REPLACE INTO vectors VALUES (?, ?, ?)", (bundle_id, key, vector))
-        self._db.execute("INSERT OR IGNORE INTO thumbnails VALUES (?, ?)", (image.digest, image.thumbnail))
+        # Half precision: what the exact index stores, so a score is the same before and after a compaction.
+        vector = np.asarray(image.vector, "<f2").tobytes()
+        self._db.execute(
+            "INSERT INTO vectors VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET change = excluded.change, "
+            "vector = excluded.vector WHERE vector <> excluded.vector",
+            (bundle, key, change, vector),
+        )
 
     def delete(self, item_ids: Iterable[str]) -> int:
-        """Removes items with their images and vectors; unknown ids are ignored. Answers the change number."""
-        with self._writing():
-            change = self._next_change()
-            self._db.executemany("DELETE FROM items WHERE id = ?", ((item_id,) for item_id in item_ids))
-            self._db.execute("DELETE FROM thumbnails WHERE digest NOT IN (SELECT digest FROM images)")
-        return change
+        """Removes items with their images and vectors; unknown ids are ignored. Answers the newest change."""
+        with self._writing() as change:
+            for item_id in item_ids:
+                images = "SELECT images.key FROM images JOIN items ON item = items.key WHERE items.id = ?"
+                self._remove_images([key for (key,) in self._db.execute(images, (item_id,))], change)
+                self._db.execute("DELETE FROM items WHERE id = ?", (item_id,))
+        return self.read.change()
 
-    # Reading
+    def delete_images(self, item_id: str, image_ids: Iterable[str]) -> int:
+        """Removes images of an item that stays; unknown ones are ignored. Answers the newest change."""
+        query = "SELECT images.key FROM images JOIN items ON item = items.key WHERE items.id = ? AND images.id = ?"
+        with self._writing() as change:
+            for image_id in image_ids:
+                self._remove_images([key for (key,) in self._db.execute(query, (item_id, image_id))], change)
+        return self.read.change()
 
-    def change(self) -> int:
-        """The number of the newest write."""
-        return self._count("SELECT value FROM counters WHERE name = 'change'")
+    def _remove_images(self, keys: list[int], change: int) -> None:
+        for key in keys:
+            self._db.execute("INSERT INTO removed VALUES (?, ?)", (change, key))
+            (digest,) = self._db.execute("DELETE FROM images WHERE key = ? RETURNING digest", (key,)).fetchone()
+            self._db.execute(
+                "DELETE FROM thumbnails WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM images WHERE digest = ?)",
+                (digest, digest),
+            )
 
-    def counts(self) -> tuple[int, int]:
-        """Items and images."""
-        return self._count("SELECT count(*) FROM items"), self._count("SELECT count(*) FROM images")
+    # Bundles and generations
 
-    def _count(self, query: str) -> int:
-        with self._lock:
-            count: int = self._db.execute(query).fetchone()[0]
-        return count
+    def set_generation(self, bundle: int, generation: str | None, change: int) -> None:
+        """Names the newest generation of a bundle, and forgets removals that only older readers could miss."""
+        with self._transaction():
+            last = self._count("SELECT generation_change FROM bundles WHERE key = ?", bundle)
+            self._db.execute(
+                "UPDATE bundles SET generation = ?, generation_change = ? WHERE key = ?", (generation, change, bundle)
+            )
+            # One generation back, so that a reader who has not yet opened the new one can still follow.
+            query = "UPDATE counters SET value = ? WHERE name = 'forgotten' AND value < ?"
+            if self._db.execute(query, (last, last)).rowcount:
+                self._db.execute("DELETE FROM removed WHERE change <= ?", (last,))
 
-    def get(self, item_id: str) -> Item | None:
-        with self._lock:
-            row = self._db.execute("SELECT id, title, url, attributes FROM items WHERE id = ?", (item_id,)).fetchone()
-        return _item(*row) if row else None
+    def set_current(self, bundle: int) -> None:
+        """Makes a bundle the live one, with its generation."""
+        with self._transaction():
+            self._db.execute("UPDATE current SET previous = bundle, bundle = ? WHERE bundle IS NOT ?", (bundle, bundle))
 
-    def thumbnail(self, digest: str) -> bytes | None:
-        with self._lock:
-            row = self._db.execute("SELECT jpeg FROM thumbnails WHERE digest = ?", (digest,)).fetchone()
-        return row[0] if row else None
-
-    def digests(self, item_id: str, bundle_id: str) -> dict[str, str]:
-        """Image id to digest, for the item's images that have a vector of the bundle."""
-        query = (
-            "SELECT images.id, digest FROM images JOIN vectors ON image_key = key WHERE item_id = ? AND bundle_id = ?"
-        )
-        with self._lock:
-            return dict(self._db.execute(query, (item_id, bundle_id)).fetchall())
-
-    def vectors(self, bundle_id: str) -> tuple[int, NDArray[np.int64], NDArray[np.float32]]:
-        """Change number, image keys and vectors of a bundle, read at one instant."""
-        with self._lock:
-            self._db.execute("BEGIN")
-            try:
-                change = self.change()
-                rows = self._db.execute(
-                    "SELECT image_key, vector FROM vectors WHERE bundle_id = ? ORDER BY image_key",
-                    (bundle_id,),
-                ).fetchall()
-            finally:
-                self._db.execute("COMMIT")
-        keys = np.array([key for key, _ in rows], np.int64)
-        vectors = np.frombuffer(b"".join(blob for _, blob in rows), "<f4").reshape(len(rows), -1 if rows else 0)
-        return change, keys, vectors
-
-    def hits(self, scores: dict[int, float]) -> list[Hit]:
-        """The best image of each item among image keys with their scores; keys that are gone are left out."""
-        query = (
-            "SELECT key, images.id, digest, items.id, title, url, attributes FROM images "
-            "JOIN items ON items.id = item_id WHERE key IN (SELECT value FROM json_each(?))"
-        )
-        with self._lock:
-            rows = self._db.execute(query, (json.dumps(list(scores)),)).fetchall()
-        best: dict[str, Hit] = {}
-        # Equal scores are ordered by key so that the same search always gives the same answer.
-        for key, image_id, digest, *item in sorted(rows, key=lambda row: (-scores[row[0]], row[0])):
-            if item[0] not in best:
-                image = StoredImage(id=image_id, digest=digest)
-                best[item[0]] = Hit(item=_item(*item), image=image, score=scores[key])
-        return list(best.values())
-
-
-def _item(item_id: str, title: str, url: str, attributes: str) -> Item:
-    return Item(id=item_id, title=title, url=url, attributes=json.loads(attributes))
-
-
-def _statements(script: str) -> Iterator[str]:
-    """`executescript` would commit the open transaction, so the schema is run a statement at a time."""
-    lines = (line for line in script.splitlines() if not line.startswith("--"))
-    return (statement for statement in "\n".join(lines).split(";") if statement.strip())
+    def drop_bundle(self, bundle: int) -> None:
+        """Removes a bundle and its vectors; it must not be the live one."""
+        with self._transaction():
+            self._db.execute("UPDATE current SET previous = NULL WHERE previous = ?", (bundle,))
+            self._db.execute("DELETE FROM vectors WHERE bundle = ?", (bundle,))
+            self._db.execute("DELETE FROM bundles WHERE key = ?", (bundle,))

@@ -1,34 +1,56 @@
 """The embedded engine: a SQLite catalogue and FAISS generations in one folder."""
 
+import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
+from time import monotonic
 
 import numpy as np
 from numpy.typing import NDArray
 
-from index import generations
-from index.catalogue import Catalogue, NewImage
+from index import searching
+from index.catalogue import Catalogue
+from index.compaction import CATALOGUE_FILE, GENERATIONS, RECALL_TARGET, Progress, compact, compaction_lock, is_due
 from index.errors import LookalikeError
-from index.gallery import BundleMismatch, GalleryStats
-from index.generations import Generation
-from index.items import Found, Hit, Item
+from index.filters import Filter
+from index.follower import Follower, State
+from index.gallery import BundleMismatch, GalleryStats, ItemMissing, Scanned
+from index.items import Found, Item, NewImage
+from index.reader import BundleRow
+from index.searching import MAX_TOP, Ask, Page, SearchError
 
-CATALOGUE_FILE = "catalogue.sqlite"
+log = logging.getLogger(__name__)
+
+_PAUSE = 60.0
+"""Seconds before a compaction that failed is tried again."""
 
 
 class EmbeddedGallery:
     """A gallery on this machine's disk; several threads and processes may share it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, maintain: bool = False, recall_target: float = RECALL_TARGET) -> None:
         directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
         self._catalogue = Catalogue(directory / CATALOGUE_FILE)
-        self._root = directory / "generations"
+        self._recall_target = recall_target
+        self._maintainer = _Maintainer(directory) if maintain else None
         self._lock = threading.Lock()
-        self._generation: Generation | None = None
+        self._version = -1
+        self._live: str | None = None
+        self._followers: dict[str, Follower] = {}
 
     def close(self) -> None:
+        for follower in self._followers.values():
+            follower.settle()
+        if self._maintainer:
+            self._maintainer.close()
         self._catalogue.close()
+
+    # Writing
 
     def upsert(self, entries: Iterable[tuple[Item, Sequence[NewImage]]], bundle_id: str) -> int:
         return self._catalogue.upsert(entries, bundle_id)
@@ -36,66 +58,220 @@ class EmbeddedGallery:
     def delete(self, item_ids: Iterable[str]) -> int:
         return self._catalogue.delete(item_ids)
 
-    def get(self, item_id: str) -> Item | None:
-        return self._catalogue.get(item_id)
+    def delete_images(self, item_id: str, image_ids: Iterable[str]) -> int:
+        return self._catalogue.delete_images(item_id, image_ids)
 
-    def digests(self, item_id: str, bundle_id: str) -> dict[str, str]:
-        return self._catalogue.digests(item_id, bundle_id)
-
-    def thumbnail(self, digest: str) -> bytes | None:
-        return self._catalogue.thumbnail(digest)
-
-    def activate(self, bundle_id: str) -> str:
-        change, keys, vectors = self._catalogue.vectors(bundle_id)
-        if not len(keys):
+    def activate(self, bundle_id: str, *, on_progress: Progress = lambda done, total: None) -> str:
+        bundle = self._catalogue.read.bundle(bundle_id)
+        name = None
+        if bundle:
+            with compaction_lock(self._directory, wait=True):
+                name = self._compact(bundle, on_progress=on_progress)
+        if bundle is None or name is None:
             raise LookalikeError(
-                f"The gallery has no vectors of bundle {bundle_id}.",
-                "Index images with `lookalike reindex` first.",
+                f"The gallery has no vectors of bundle {bundle_id}.", "Index images with `lookalike reindex` first."
             )
-        name = generations.write_generation(self._root, bundle_id=bundle_id, change=change, keys=keys, vectors=vectors)
-        generations.switch(self._root, name)
+        self._catalogue.set_current(bundle.key)
         return name
 
-    def search(self, vectors: NDArray[np.float32], *, bundle_id: str, top: int = 10) -> Found:
-        generation = self._live()
-        if generation is None:
-            return Found(hits=[[] for _ in vectors], generation=None, change=self._catalogue.change())
-        manifest = generation.manifest
-        if manifest.bundle_id != bundle_id:
-            raise BundleMismatch(manifest.bundle_id, bundle_id)
-        hits = [self._search_one(generation, vector, top) for vector in vectors]
-        return Found(hits=hits, generation=generation.name, change=manifest.change)
+    def compact(self, *, rebuild: bool = False, on_progress: Progress = lambda done, total: None) -> str | None:
+        with compaction_lock(self._directory, wait=True):
+            bundle = self._catalogue.read.current().bundle
+            return self._compact(bundle, rebuild=rebuild, on_progress=on_progress) if bundle else None
 
-    def _search_one(self, generation: Generation, vector: NDArray[np.float32], top: int) -> list[Hit]:
-        """Widens the search until enough distinct items are found: one product must not fill the list."""
-        wanted = min(4 * top, generation.manifest.count)
-        while True:
-            scores, keys = generation.search(vector[None], wanted)
-            found = {int(key): float(score) for key, score in zip(keys[0], scores[0], strict=True) if key >= 0}
-            hits = self._catalogue.hits(found)
-            if len(hits) >= top or wanted >= generation.manifest.count:
-                return hits[:top]
-            wanted = min(4 * wanted, generation.manifest.count)
+    def _compact(self, bundle: BundleRow, *, rebuild: bool = False, on_progress: Progress) -> str | None:
+        return compact(
+            self._directory,
+            self._catalogue,
+            bundle,
+            target=self._recall_target,
+            rebuild=rebuild,
+            on_progress=on_progress,
+        )
+
+    # Reading
+
+    def get(self, item_id: str) -> Item | None:
+        return self._catalogue.read.item(item_id)
+
+    def digests(self, item_id: str, bundle_id: str) -> dict[str, str]:
+        return self._catalogue.read.digests(item_id, bundle_id)
+
+    def thumbnail(self, digest: str) -> bytes | None:
+        return self._catalogue.read.thumbnail(digest)
+
+    def scan(self, *, filter: Filter | None = None, after: str = "", count: int = 100) -> Scanned:
+        found: list[Item] = []
+        while len(found) <= count:
+            block = self._catalogue.read.items_after(after, 4 * count)
+            found += [item for item in block if filter is None or filter.matches(item.attributes)]
+            if len(block) < 4 * count:
+                break
+            after = block[-1].id
+        return Scanned(found[:count], found[count - 1].id if len(found) > count else None)
+
+    def search(
+        self,
+        vectors: NDArray[np.float32],
+        *,
+        bundle_id: str,
+        top: int = 10,
+        filter: Filter | None = None,
+        min_score: float | None = None,
+        exclude: Sequence[str] = (),
+        cursor: str | None = None,
+    ) -> Found:
+        state = self._state(bundle_id)
+        if state is None:
+            return Found([[] for _ in vectors], None, self._catalogue.read.change())
+        if vectors.ndim != 2 or vectors.shape[1] != state.bundle.dimension or not np.isfinite(vectors).all():
+            raise SearchError(
+                f"Query vectors of shape {vectors.shape} were given; bundle {bundle_id} makes finite ones of "
+                f"{state.bundle.dimension} numbers.",
+                "Embed the query with the gallery's bundle.",
+            )
+        if cursor and len(vectors) > 1:
+            raise SearchError(f"A cursor came with {len(vectors)} queries.", "Ask for the next page of one at a time.")
+        groups = [vectors[row : row + 1] for row in range(len(vectors))]
+        return self._find(state, groups, top, filter, min_score, exclude, cursor)
+
+    def search_item(
+        self,
+        item_id: str,
+        *,
+        top: int = 10,
+        filter: Filter | None = None,
+        min_score: float | None = None,
+        exclude: Sequence[str] = (),
+        cursor: str | None = None,
+    ) -> Found:
+        bundle = self._catalogue.read.current().bundle
+        vectors = self._catalogue.read.item_vectors(item_id, bundle.key) if bundle else {}
+        if not bundle or not vectors:
+            raise ItemMissing(item_id)
+        state = self._state(bundle.id)
+        assert state is not None
+        group = np.stack(list(vectors.values()))
+        return self._find(state, [group], top, filter, min_score, [item_id, *exclude], cursor)
+
+    def _find(
+        self,
+        state: State,
+        groups: list[NDArray[np.float32]],
+        top: int,
+        filter: Filter | None,
+        min_score: float | None,
+        exclude: Sequence[str],
+        cursor: str | None,
+    ) -> Found:
+        if not 1 <= top <= MAX_TOP:
+            raise SearchError(f"{top} items were asked for.", f"Ask for 1 to {MAX_TOP}, and for more by cursor.")
+        excluded = frozenset(self._catalogue.read.item_keys(list(exclude))) if exclude else frozenset()
+        ask = Ask(top, filter, min_score, excluded)
+        if cursor:
+            ask = ask._replace(after=searching.decode_page(cursor, searching.query_name(groups[0], ask)))
+        answers = searching.find(state, groups, ask) if groups else []
+        page = answers[0][1] if len(answers) == 1 else None
+        following = partial(_cursor, page, groups[0], ask) if page else None
+        return Found([hits for hits, _ in answers], state.generation.name, state.change, following)
 
     def stats(self) -> GalleryStats:
-        items, images = self._catalogue.counts()
-        generation = self._live()
+        current = self._catalogue.read.current()
+        items, images = self._catalogue.read.counts()
+        state = self._state(current.bundle.id) if current.bundle else None
+        plan = state.generation.searcher.plan if state else None
         return GalleryStats(
             items=items,
             images=images,
-            change=self._catalogue.change(),
-            generation=generation.name if generation else None,
-            bundle_id=generation.manifest.bundle_id if generation else None,
-            dimension=generation.manifest.dimension if generation else None,
+            change=current.change,
+            bundle_id=current.bundle.id if current.bundle else None,
+            previous_bundle_id=current.previous.id if current.previous else None,
+            dimension=state.bundle.dimension if state else None,
+            generation=state.generation.name if state else None,
+            generation_change=state.generation.change if state else None,
+            pending=state.pending if state else 0,
+            kind=plan.kind if plan else None,
+            recall=plan.recall if plan else None,
         )
 
-    def _live(self) -> Generation | None:
-        """The generation that CURRENT names now: another process may have activated a newer one."""
-        name = generations.current(self._root)
-        generation = self._generation
-        if name is None or (generation and generation.name == name):
-            return generation
+    # Following
+
+    def _state(self, bundle_id: str) -> State | None:
+        """What a search with vectors of the bundle looks at: as new as the newest write of any process."""
+        version = self._catalogue.watch.version()
+        if version != self._version:
+            self._look(version)
+        follower = self._followers.get(bundle_id)
+        if follower is None:
+            if self._live is None:
+                return None
+            if bundle_id != self._live:
+                raise BundleMismatch(self._live, bundle_id)
+            follower = self._follow(bundle_id)
+        state = follower.state(version)
+        if self._maintainer and bundle_id == self._live:
+            self._maintainer.consider(state)
+        return state
+
+    def _look(self, version: int) -> None:
+        """Learns which bundle is live; the one before is answered on for those who began with it."""
         with self._lock:
-            if self._generation is None or self._generation.name != name:
-                self._generation = Generation.load(self._root / name)
-            return self._generation
+            current = self._catalogue.watch.current()
+            self._live = current.bundle.id if current.bundle else None
+            kept = {self._live, current.previous.id if current.previous else None}
+            self._followers = {name: follower for name, follower in self._followers.items() if name in kept}
+            self._version = version
+
+    def _follow(self, bundle_id: str) -> Follower:
+        with self._lock:
+            bundle = self._catalogue.watch.bundle(bundle_id)
+            assert bundle is not None, "the live bundle is always known"
+            if bundle_id not in self._followers:
+                damaged = self._maintainer.start if self._maintainer else lambda: None
+                root = self._directory / GENERATIONS
+                self._followers[bundle_id] = Follower(self._catalogue, root, bundle, damaged)
+            return self._followers[bundle_id]
+
+
+def _cursor(page: Page, vectors: NDArray[np.float32], ask: Ask) -> str:
+    return searching.encode_page(page, searching.query_name(vectors, ask))
+
+
+class _Maintainer:
+    """Runs compactions of a gallery in processes of their own, one at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._not_before = 0.0
+        self._considered: State | None = None
+
+    def consider(self, state: State) -> None:
+        """Starts a compaction when searches would gain from it."""
+        if state is self._considered:
+            return
+        self._considered = state
+        images = len(state.generation.keys)
+        if is_due(images, state.pending) or (state.generation.name is None and is_due(0, images)):
+            self.start()
+
+    def start(self) -> None:
+        with self._lock:
+            if self._process:
+                code = self._process.poll()
+                if code is None:
+                    return
+                if code:
+                    log.error("a compaction of %s ended with code %s; see its message above", self._directory, code)
+                    self._not_before = monotonic() + _PAUSE
+                self._process = None
+            if monotonic() >= self._not_before:
+                self._process = subprocess.Popen([sys.executable, "-m", "index.compaction", str(self._directory)])
+
+    def close(self) -> None:
+        """A compaction that is stopped has changed nothing."""
+        with self._lock:
+            if self._process:
+                self._process.terminate()
+                self._process.wait()

@@ -3,8 +3,14 @@
 import hashlib
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+
+from index.cores import usable_cores
+
+_PIECE = 1 << 24
 
 
 @contextmanager
@@ -40,3 +46,16 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file of any size."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def pieces_digest(path: Path) -> str:
+    """SHA-256 over those of the file's pieces of 16 MiB: all cores share the work, so a large file opens sooner."""
+    starts = range(0, max(path.stat().st_size, 1), _PIECE)
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        return hashlib.sha256(b"".join(pool.map(partial(_piece_digest, path), starts))).hexdigest()
+
+
+def _piece_digest(path: Path, start: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return hashlib.sha256(file.read(_PIECE)).digest()

@@ -1,15 +1,19 @@
 """The gallery: what index hands over. One interface; the address decides the engine behind it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from index.catalogue import NewImage
 from index.errors import LookalikeError
-from index.items import Found, Frozen, Item
+from index.filters import Filter
+from index.items import Found, Frozen, Item, NewImage
+
+Progress = Callable[[int, int], None]
+"""Told what is done, of how much."""
 
 
 class GalleryStats(Frozen):
@@ -17,10 +21,33 @@ class GalleryStats(Frozen):
 
     items: int
     images: int
-    change: int
-    generation: str | None
-    bundle_id: str | None
+    change: int = Field(description="the number of the newest write")
+    bundle_id: str | None = Field(description="the live bundle; none in a gallery that never held an image")
+    previous_bundle_id: str | None = Field(description="the bundle before it, which can be returned to")
     dimension: int | None
+    generation: str | None = Field(description="the generation that searches use; none while they are exact without")
+    generation_change: int | None = Field(description="the change that the generation reflects; the rest is its delta")
+    pending: int = Field(description="images that came or went since the generation was built")
+    kind: str | None = Field(description="of the generation's index: exact, hnsw or ivf")
+    recall: float | None = Field(description="recall@10 against exact search, measured when the generation was built")
+
+
+class Scanned(NamedTuple):
+    """Items in the order of their ids, and the id after which the next ones begin; none after the last."""
+
+    items: list[Item]
+    after: str | None
+
+
+class ItemMissing(LookalikeError):
+    """A search for things like an item that is not there, or has no image to compare."""
+
+    kind = "item-missing"
+
+    def __init__(self, item_id: str) -> None:
+        super().__init__(
+            f"The gallery has no item {item_id!r} with an image of the live bundle.", "Check the id, or add an image."
+        )
 
 
 class BundleMismatch(LookalikeError):
@@ -36,13 +63,20 @@ class BundleMismatch(LookalikeError):
 
 
 class Gallery(Protocol):
-    """A store of items, their images and the vectors of one or more bundles, of which one is live."""
+    """A store of items, their images and the vectors of one or more bundles, of which one is live.
+
+    A write is acknowledged after its commit, and from then on visible to every search of every process. Writes answer
+    the change number, which grows with each one that changed something.
+    """
 
     def upsert(self, entries: Iterable[tuple[Item, Sequence[NewImage]]], bundle_id: str) -> int:
-        """Stores items and images; answers the change number after the commit. Searched after `activate`."""
+        """Stores items and images with their vectors; the first bundle of a gallery becomes the live one."""
 
     def delete(self, item_ids: Iterable[str]) -> int:
-        """Removes items; they are gone from the next search on."""
+        """Removes items with their images."""
+
+    def delete_images(self, item_id: str, image_ids: Iterable[str]) -> int:
+        """Removes some images of an item."""
 
     def get(self, item_id: str) -> Item | None:
         """An item by its id."""
@@ -53,14 +87,43 @@ class Gallery(Protocol):
     def thumbnail(self, digest: str) -> bytes | None:
         """A small JPEG of a stored image."""
 
-    def activate(self, bundle_id: str) -> str:
-        """Builds a generation of the bundle's vectors and makes it live; answers its name."""
+    def scan(self, *, filter: Filter | None = None, after: str = "", count: int = 100) -> Scanned:
+        """The first `count` items behind an id that match a filter."""
 
-    def search(self, vectors: NDArray[np.float32], *, bundle_id: str, top: int = 10) -> Found:
+    def search(
+        self,
+        vectors: NDArray[np.float32],
+        *,
+        bundle_id: str,
+        top: int = 10,
+        filter: Filter | None = None,
+        min_score: float | None = None,
+        exclude: Sequence[str] = (),
+        cursor: str | None = None,
+    ) -> Found:
         """For each query vector the `top` most similar items, best first, each with its best image.
 
-        The caller names the bundle that made the vectors: those of another one are never compared.
+        The caller names the bundle that made the vectors: those of another one are never compared. Items in `exclude`
+        are left out; the `cursor` of an answer to one query continues it.
         """
+
+    def search_item(
+        self,
+        item_id: str,
+        *,
+        top: int = 10,
+        filter: Filter | None = None,
+        min_score: float | None = None,
+        exclude: Sequence[str] = (),
+        cursor: str | None = None,
+    ) -> Found:
+        """The items most similar to a stored one, itself left out, by whichever of its images is nearest."""
+
+    def activate(self, bundle_id: str, *, on_progress: Progress = ...) -> str:
+        """Builds the generation of a bundle's vectors and makes both live together; answers its name."""
+
+    def compact(self, *, rebuild: bool = False, on_progress: Progress = ...) -> str | None:
+        """Moves all changes into a new generation now; answers its name, or none in an empty gallery."""
 
     def stats(self) -> GalleryStats:
         """Counts, and the live generation with its bundle."""
@@ -69,9 +132,13 @@ class Gallery(Protocol):
         """Releases files and connections."""
 
 
-def open_gallery(address: str | Path, *, create: bool = False) -> Gallery:
-    """Opens the gallery at an address, a folder for the embedded engine; `create` allows a new one."""
-    from index.embedded import CATALOGUE_FILE, EmbeddedGallery
+def open_gallery(address: str | Path, *, create: bool = False, maintain: bool = False) -> Gallery:
+    """Opens the gallery at an address, a folder for the embedded engine; `create` allows a new one.
+
+    With `maintain` the gallery compacts itself in the background: for a process that stays.
+    """
+    from index.compaction import CATALOGUE_FILE
+    from index.embedded import EmbeddedGallery
 
     directory = Path(address)
     if not (directory / CATALOGUE_FILE).is_file():
@@ -79,4 +146,4 @@ def open_gallery(address: str | Path, *, create: bool = False) -> Gallery:
             raise LookalikeError(f"{directory} is not a gallery.", "Name an empty or a new folder, or a gallery.")
         if not create:
             raise LookalikeError(f"No gallery at {directory}.", "Make one with `lookalike reindex`.")
-    return EmbeddedGallery(directory)
+    return EmbeddedGallery(directory, maintain=maintain)

@@ -1,26 +1,32 @@
-"""Generations: immutable FAISS files derived from the catalogue, and the pointer to the live one.
+"""Generations: what the catalogue holds for one bundle, in a form that is searched fast and opened at once.
 
-A generation is written under a temporary name, fsynced and renamed before `CURRENT` names it, so a reader
-sees a whole one or the one before.
+A generation is immutable and memory-mapped: a FAISS index over positions, and arrays that say which image and item
+each position is. It is written under a temporary name, fsynced and renamed before the catalogue names it.
 """
 
 import json
 import os
 import shutil
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from index.engines import faiss
+from index.ann import Plan, Searcher, exact_index, exact_plan, open_index, write_index
+from index.arrays import Texts, open_arrays, pack_texts, write_arrays
+from index.columns import Columns, encode_columns
 from index.errors import LookalikeError
-from index.files import file_digest, fsync_directory, write_text
-from index.items import Frozen
+from index.files import fsync_directory, pieces_digest, write_text
+from index.items import Frozen, Item, StoredImage
+from index.reader import Reader
 
-CURRENT = "CURRENT"
-_INDEX = "index.faiss"
-_MANIFEST = "manifest.json"
+INDEX_FILE, RECORDS_FILE, MANIFEST_FILE = "index.faiss", "records.arrays", "manifest.json"
+DEAD = -1
+"""The key at a position whose image has gone or was replaced since an index was begun: it is never answered."""
 
 
 class GenerationError(LookalikeError):
@@ -30,85 +36,176 @@ class GenerationError(LookalikeError):
 
 
 class Manifest(Frozen):
-    """What a generation holds, beside its index file."""
+    """What a generation holds, beside its files."""
 
-    schema_version: int = 1
+    schema_version: int = 2
     bundle_id: str
     change: int = Field(description="the catalogue's change number that it reflects")
-    count: int
+    images: int
+    items: int
+    dead: int = Field(description="positions whose images have gone")
     dimension: int
-    digest: str = Field(description="SHA-256 of the index file")
+    plan: Plan
+    digests: dict[str, str] = Field(description="of each file, over its pieces")
+
+
+class Records(NamedTuple):
+    """The images and items of one bundle as the catalogue holds them, images by key."""
+
+    change: int
+    keys: NDArray[np.int64]
+    changes: NDArray[np.int64]
+    """Of each image the change that brought its vector."""
+    owners: NDArray[np.int32]
+    """Of each image the place of its item."""
+    image_ids: list[str]
+    digests: NDArray[np.uint8]
+    item_keys: NDArray[np.int64]
+    items: dict[str, NDArray[Any]]
+    """The items' packed records and columns."""
+
+
+def read_records(reader: Reader, bundle: int) -> Records:
+    """Reads all but the vectors; within one instant of the reader."""
+    item_keys: list[int] = []
+    texts: list[str] = []
+    attributes: list[Mapping[str, Any]] = []
+    for key, item in reader.items(bundle):
+        item_keys.append(key)
+        texts.append(json.dumps([item.id, item.title, item.url, item.attributes], ensure_ascii=False))
+        attributes.append(item.attributes)
+    rows = list(reader.images(bundle))
+    keys = np.array(item_keys, np.int64)
+    offsets, blob = pack_texts(texts)
+    return Records(
+        change=reader.change(),
+        keys=np.array([row[0] for row in rows], np.int64),
+        changes=np.array([row[4] for row in rows], np.int64),
+        owners=np.searchsorted(keys, np.array([row[1] for row in rows], np.int64)).astype(np.int32),
+        image_ids=[row[2] for row in rows],
+        digests=np.frombuffer(bytes.fromhex("".join(row[3] for row in rows)), np.uint8).reshape(-1, 32),
+        item_keys=keys,
+        items={"items/offsets": offsets, "items/blob": blob, **encode_columns(attributes)},
+    )
+
+
+def pack(records: Records, keys: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """The arrays of a generation whose position p holds the image keys[p], or nobody where that is DEAD."""
+    # A dead position borrows the last row: it is masked, so nobody looks.
+    rows = np.minimum(np.searchsorted(records.keys, keys), len(records.keys) - 1)
+    offsets, blob = pack_texts(records.image_ids[row] for row in rows.tolist())
+    return {
+        "keys": keys,
+        "owners": records.owners[rows],
+        "digests": records.digests[rows],
+        "images/offsets": offsets,
+        "images/blob": blob,
+        "item_keys": records.item_keys,
+        **records.items,
+    }
 
 
 class Generation:
-    """A loaded generation: an exact inner-product index in half precision over image keys."""
+    """A searcher over positions, and what each position is."""
 
-    def __init__(self, name: str, manifest: Manifest, index: object) -> None:
+    def __init__(self, name: str | None, change: int, searcher: Searcher, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Without a name it was never written: it stands in until a generation is."""
         self.name = name
-        self.manifest = manifest
-        self._index = index
+        self.change = change
+        self.searcher = searcher
+        self.keys: NDArray[np.int64] = arrays["keys"]
+        self.owners: NDArray[np.int32] = arrays["owners"]
+        self.item_keys: NDArray[np.int64] = arrays["item_keys"]
+        self.columns = Columns(arrays)
+        self._digests = arrays["digests"]
+        self._image_ids = Texts(arrays["images/offsets"], arrays["images/blob"])
+        self._items = Texts(arrays["items/offsets"], arrays["items/blob"])
+        self.most_images = int(np.bincount(self.owners[self.keys != DEAD]).max(initial=0)) if len(self.keys) else 0
+        self.alive = self.keys != DEAD
 
     @classmethod
-    def load(cls, directory: Path) -> "Generation":
-        remedy = "Run `lookalike reindex` again: unchanged images are not embedded a second time."
-        try:
-            manifest = Manifest.model_validate_json((directory / _MANIFEST).read_text(encoding="utf-8"))
-        except (OSError, ValidationError) as error:
-            raise GenerationError(f"The generation {directory} has no readable manifest: {error}.", remedy) from None
-        path = directory / _INDEX
-        if not path.is_file() or file_digest(path) != manifest.digest:
-            raise GenerationError(f"The generation {directory} is damaged or incomplete.", remedy)
-        return cls(directory.name, manifest, faiss().read_index(str(path)))
+    def in_memory(cls, reader: Reader, bundle: int, dimension: int) -> "Generation":
+        """An exact one straight from the catalogue, for as long as there is none on disk that can be trusted."""
+        records = read_records(reader, bundle)
+        vectors = np.empty((len(records.keys), dimension), np.float16)
+        reader.vectors(bundle, 0, vectors)
+        searcher = Searcher(exact_index(vectors), exact_plan())
+        return cls(None, records.change, searcher, pack(records, records.keys))
 
-    def search(self, vectors: NDArray[np.float32], count: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Scores and image keys of shape (queries, count); -1 fills up where there are fewer images."""
-        scores, keys = self._index.search(np.ascontiguousarray(vectors), count)  # type: ignore[attr-defined]
-        return scores, keys
+    def item(self, owner: int) -> Item:
+        item_id, title, url, attributes = json.loads(self._items[owner])
+        return Item.model_construct(id=item_id, title=title, url=url, attributes=attributes)
+
+    def image(self, position: int) -> StoredImage:
+        digest = self._digests[position].tobytes().hex()
+        return StoredImage.model_construct(id=self._image_ids[position], digest=digest)
+
+    @cached_property
+    def _by_key(self) -> NDArray[np.int64]:
+        """Positions in the order of their keys; an extended generation has younger vectors of older images last."""
+        return np.argsort(self.keys, kind="stable")
+
+    def positions(self, keys: Sequence[int]) -> NDArray[np.int64]:
+        """Where those of the image keys are that the generation holds."""
+        wanted = np.unique(np.array(keys, np.int64))
+        places = np.searchsorted(self.keys, wanted, sorter=self._by_key)
+        positions = self._by_key[np.minimum(places, len(self.keys) - 1)] if len(self.keys) else places[:0]
+        return positions[self.keys[positions] == wanted] if len(positions) else positions
+
+    def owners_of(self, item_keys: Sequence[int]) -> dict[int, int]:
+        """Place of an item to its key, for those of the keys that the generation holds."""
+        wanted = np.array(item_keys, np.int64)
+        places = np.searchsorted(self.item_keys, wanted)
+        found = places < len(self.item_keys)
+        found[found] = self.item_keys[places[found]] == wanted[found]
+        return dict(zip(places[found].tolist(), wanted[found].tolist(), strict=True))
+
+
+def open_generation(directory: Path) -> tuple[Generation, Manifest]:
+    """Opens a generation after checking every byte of it."""
+    remedy = "It can be made again: lookalike gallery compact."
+    try:
+        manifest = Manifest.model_validate_json((directory / MANIFEST_FILE).read_text(encoding="utf-8"))
+        for name in (INDEX_FILE, RECORDS_FILE):
+            if pieces_digest(directory / name) != manifest.digests.get(name):
+                raise GenerationError(f"{directory / name} is not as it was written.", remedy)
+    except (OSError, ValidationError) as error:
+        raise GenerationError(f"The generation {directory} cannot be read: {error}.", remedy) from None
+    arrays = open_arrays(directory / RECORDS_FILE)
+    searcher = Searcher(open_index(directory / INDEX_FILE), manifest.plan)
+    return Generation(directory.name, manifest.change, searcher, arrays), manifest
 
 
 def write_generation(
-    root: Path, *, bundle_id: str, change: int, keys: NDArray[np.int64], vectors: NDArray[np.float32]
-) -> str:
-    """Builds a generation under `root` and answers its name."""
-    library = faiss()
-    dimension = vectors.shape[1]
-    index = library.IndexIDMap2(
-        library.IndexScalarQuantizer(dimension, library.ScalarQuantizer.QT_fp16, library.METRIC_INNER_PRODUCT)
-    )
-    index.add_with_ids(vectors, keys)
-    root.mkdir(parents=True, exist_ok=True)
-    name = f"{change:012d}-{bundle_id}"
-    temporary = root / f".{name}.{os.getpid()}.tmp"
+    directory: Path,
+    *,
+    bundle_id: str,
+    dimension: int,
+    change: int,
+    index: Any,
+    plan: Plan,
+    arrays: dict[str, NDArray[Any]],
+) -> None:
+    """Writes a new generation, whole or not at all."""
+    temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    library.write_index(index, str(temporary / _INDEX))
-    with (temporary / _INDEX).open("rb+") as file:
-        os.fsync(file.fileno())
-    manifest = Manifest(
-        bundle_id=bundle_id,
-        change=change,
-        count=len(keys),
-        dimension=dimension,
-        digest=file_digest(temporary / _INDEX),
-    )
-    write_text(temporary / _MANIFEST, manifest.model_dump_json(indent=2) + "\n")
-    if (root / name).exists():  # the same change number built again, because the first was damaged
-        shutil.rmtree(root / name)
-    temporary.rename(root / name)
-    fsync_directory(root)
-    return name
-
-
-def switch(root: Path, name: str) -> None:
-    """Makes a generation the live one, for every process at its next search."""
-    write_text(root / CURRENT, json.dumps({"generation": name}) + "\n")
-
-
-def current(root: Path) -> str | None:
-    """The name of the live generation; none before the first activation."""
+    temporary.mkdir(parents=True)
     try:
-        text = (root / CURRENT).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    name: str = json.loads(text)["generation"]
-    return name
+        write_index(index, temporary / INDEX_FILE)
+        write_arrays(temporary / RECORDS_FILE, arrays)
+        dead = int(np.count_nonzero(arrays["keys"] == DEAD))
+        manifest = Manifest(
+            bundle_id=bundle_id,
+            change=change,
+            images=len(arrays["keys"]) - dead,
+            items=len(arrays["item_keys"]),
+            dead=dead,
+            dimension=dimension,
+            plan=plan,
+            digests={name: pieces_digest(temporary / name) for name in (INDEX_FILE, RECORDS_FILE)},
+        )
+        write_text(temporary / MANIFEST_FILE, manifest.model_dump_json(indent=2) + "\n")
+        temporary.rename(directory)
+        fsync_directory(directory.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

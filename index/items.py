@@ -1,8 +1,36 @@
 """The domain objects: what a shop sells, its photos, and what a search answers."""
 
-from pydantic import BaseModel, ConfigDict, Field
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple, Protocol
 
-Attribute = str | int | float | bool
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
+
+MAX_ATTRIBUTES = 256
+MAX_NAME_LENGTH = 256
+MAX_TEXT_LENGTH = 4096
+MAX_INTEGER = 2**53
+"""Numbers are compared as doubles; beyond this, neighbouring integers would become equal."""
+
+# The type of a value decides, and none is turned into another: true is not 1, and "5" stays a text.
+Attribute = Annotated[
+    Annotated[str, Field(max_length=MAX_TEXT_LENGTH), Tag("str")]
+    | Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER), Tag("int")]
+    | Annotated[float, Field(allow_inf_nan=False), Tag("float")]
+    | Annotated[bool, Tag("bool")],
+    Discriminator(
+        lambda value: type(value).__name__,
+        custom_error_type="attribute_type",
+        custom_error_message="Input should be a text, a number, true or false",
+    ),
+    # The generated schema says oneOf, which every integer breaks: it is a number too.
+    WithJsonSchema(
+        {"anyOf": [{"type": "string", "maxLength": MAX_TEXT_LENGTH}, {"type": "number"}, {"type": "boolean"}]}
+    ),
+]
+AttributeName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
 
 
 class Frozen(BaseModel):
@@ -17,7 +45,7 @@ class Item(Frozen):
     id: str = Field(min_length=1, max_length=512)
     title: str = ""
     url: str = ""
-    attributes: dict[str, Attribute] = {}
+    attributes: dict[AttributeName, Attribute] = Field(default={}, max_length=MAX_ATTRIBUTES)
 
 
 class StoredImage(Frozen):
@@ -27,17 +55,59 @@ class StoredImage(Frozen):
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class Hit(Frozen):
-    """An answer of a search: an item, its best matching image, and the cosine of the two vectors."""
+class NewImage(NamedTuple):
+    """An image ready to be stored: its vector for one bundle, and a small JPEG to show."""
 
-    item: Item
-    image: StoredImage
-    score: float
+    id: str
+    digest: str
+    vector: NDArray[np.float32]
+    thumbnail: bytes
 
 
-class Found(Frozen):
+class Shown(Protocol):
+    """Where a hit's item and image are read from when somebody looks at them."""
+
+    @property
+    def item(self) -> Item: ...
+
+    @property
+    def image(self) -> StoredImage: ...
+
+
+class Hit:
+    """An answer of a search: an item, its best matching image, and the cosine of the two vectors.
+
+    A search finds far faster than items can be unpacked, so that is left until they are asked for.
+    """
+
+    __slots__ = ("_shown", "score")
+
+    def __init__(self, score: float, shown: Shown) -> None:
+        self.score = score
+        self._shown = shown
+
+    @property
+    def item(self) -> Item:
+        return self._shown.item
+
+    @property
+    def image(self) -> StoredImage:
+        return self._shown.image
+
+    def __repr__(self) -> str:
+        return f"Hit({self.score:.4f}, item={self.item.id!r}, image={self.image.id!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
     """What a search answers: the hits of each query, and the state of the gallery that they reflect."""
 
     hits: list[list[Hit]]
     generation: str | None
     change: int
+    next_page: Callable[[], str] | None = None
+
+    @property
+    def cursor(self) -> str | None:
+        """Where the next page of a single query begins; none after the last."""
+        return self.next_page() if self.next_page else None

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from index.catalogue import NewImage
 from index.embedder import Embedder
 from index.errors import LookalikeError
 from index.files import written_whole
 from index.gallery import Gallery
 from index.images import DEFAULT_LIMITS, ImageError, decode, digest, read_file, thumbnail
-from index.items import Frozen, Item
+from index.items import Frozen, Item, NewImage
 from index.sources import SourceImage
 
 _CHUNK = 128

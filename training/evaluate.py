@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
+from index import ann
 from index.bundle import CARD_FILE, Bundle
 from index.embedder import Embedder
-from index.generations import Generation, write_generation
 from index.images import Preprocessing
 from index.metrics import KS, Figures, intervals, listed_metrics, means, query_metrics, unit_vectors
 from index.ranking import Protocol
@@ -110,17 +109,14 @@ def index_metrics(vectors: NDArray[np.float32], protocol: Protocol, ks: Sequence
     """The figures of the queries through a generation of the gallery's vectors: what the service would answer."""
     unit = unit_vectors(vectors)
     depth = min(len(protocol.gallery), max(*ks, int(protocol.relevant.max())) + 1)
+    built = ann.build(unit[protocol.gallery].astype(np.float16))
+    searcher, found = ann.Searcher(built.index, built.plan), protocol.gallery[built.order]
     parts = []
-    with TemporaryDirectory(prefix="lookalike-evaluate-") as folder:
-        name = write_generation(
-            Path(folder), bundle_id="evaluated", change=0, keys=protocol.gallery, vectors=unit[protocol.gallery]
-        )
-        generation = Generation.load(Path(folder) / name)
-        for start in range(0, len(protocol.queries), _QUERIES):
-            chosen = slice(start, start + _QUERIES)
-            part = replace(protocol, queries=protocol.queries[chosen], relevant=protocol.relevant[chosen])
-            _, nearest = generation.search(unit[part.queries], depth)
-            parts.append(listed_metrics(nearest, part, ks))
+    for start in range(0, len(protocol.queries), _QUERIES):
+        chosen = slice(start, start + _QUERIES)
+        part = replace(protocol, queries=protocol.queries[chosen], relevant=protocol.relevant[chosen])
+        _, nearest = searcher.search(unit[part.queries], depth)
+        parts.append(listed_metrics(np.where(nearest < 0, -1, found[nearest]), part, ks))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from index.catalogue import NewImage
 from index.errors import LookalikeError
 from index.gallery import BundleMismatch, Gallery, open_gallery
-from index.items import Item
+from index.items import Item, NewImage
 
 BUNDLE = "b" * 16
 

@@ -1,0 +1,202 @@
+"""Compaction: the next generation of a bundle, built from the catalogue beside the searches.
+
+`python -m index.compaction GALLERY` is how a gallery runs it in a process of its own: it takes neither the
+interpreter's lock nor the memory of whoever answers searches.
+"""
+
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index import ann
+from index.catalogue import Catalogue
+from index.errors import LookalikeError
+from index.generations import (
+    DEAD,
+    INDEX_FILE,
+    Generation,
+    GenerationError,
+    Records,
+    open_generation,
+    pack,
+    read_records,
+    write_generation,
+)
+from index.reader import BundleRow
+
+CATALOGUE_FILE = "catalogue.sqlite"
+GENERATIONS = "generations"
+_LOCK = "compaction.lock"
+
+RECALL_TARGET = 0.98
+_PENDING_AT_LEAST, _PENDING_SHARE = 2048, 64
+"""Changes that are worth a compaction: so many, or one in so many images, whichever is more."""
+_MOST_DEAD = 0.25
+"""Share of dead positions beyond which an index is built anew: they cost memory, and steps of a search."""
+
+Progress = Callable[[int, int], None]
+
+
+class _Base(NamedTuple):
+    """A generation to extend: its index in memory, and the keys of its positions that are still good."""
+
+    generation: Generation
+    plan: ann.Plan
+    keys: NDArray[np.int64]
+
+
+def is_due(images: int, pending: int) -> bool:
+    """Whether searches would gain from a compaction."""
+    return pending > max(_PENDING_AT_LEAST, images // _PENDING_SHARE)
+
+
+@contextmanager
+def compaction_lock(directory: Path, *, wait: bool) -> Iterator[bool]:
+    """The one lock of a gallery, between processes; without `wait`, answers False when another one has it."""
+    with (directory / _LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def compact(
+    directory: Path,
+    catalogue: Catalogue,
+    bundle: BundleRow,
+    *,
+    target: float = RECALL_TARGET,
+    rebuild: bool = False,
+    on_progress: Progress = lambda done, total: None,
+) -> str | None:
+    """Builds and names the next generation of a bundle; the caller holds the lock.
+
+    Answers its name, that of the last one when nothing changed, or none for a bundle without images.
+    """
+    root = directory / GENERATIONS
+    root.mkdir(exist_ok=True)
+    clean(root, catalogue)
+    scratch = root / f".vectors.{os.getpid()}.tmp"
+    try:
+        with catalogue.reading() as reader:
+            bundle = reader.bundle(bundle.id) or bundle
+            records = read_records(reader, bundle.key)
+            base = None if rebuild else _base(root, bundle, records)
+            if base and base.generation.change == records.change:
+                return bundle.generation
+            since = base.generation.change if base else 0
+            fresh = records.keys[records.changes > since]
+            vectors = _scratch(scratch, (len(fresh), bundle.dimension))
+            reader.vectors(bundle.key, since, vectors)
+        name = None
+        if len(records.keys):
+            name = _write(root, bundle, records, base, fresh, vectors, target, on_progress)
+    finally:
+        scratch.unlink(missing_ok=True)
+    catalogue.set_generation(bundle.key, name, records.change)
+    clean(root, catalogue)
+    return name
+
+
+def _scratch(path: Path, shape: tuple[int, int]) -> NDArray[np.float16]:
+    """Room for vectors on disk: there may be more of them than memory."""
+    return np.memmap(path, np.float16, "w+", shape=shape) if shape[0] else np.empty(shape, np.float16)
+
+
+def _base(root: Path, bundle: BundleRow, records: Records) -> _Base | None:
+    """The last generation, if it is whole and can be extended to what the catalogue holds now."""
+    if bundle.generation is None:
+        return None
+    try:
+        generation, manifest = open_generation(root / bundle.generation)
+    except GenerationError:
+        return None
+    # A position stays good while its image has the same vector.
+    kept = records.keys[records.changes <= generation.change]
+    keys = np.where(np.isin(generation.keys, kept), generation.keys, DEAD)
+    dead = np.count_nonzero(keys == DEAD)
+    if manifest.plan.kind != ann.choose_kind(len(records.keys)) or dead > _MOST_DEAD * len(keys):
+        return None
+    return _Base(generation, manifest.plan, keys)
+
+
+def _write(
+    root: Path,
+    bundle: BundleRow,
+    records: Records,
+    base: _Base | None,
+    fresh: NDArray[np.int64],
+    vectors: NDArray[np.float16],
+    target: float,
+    on_progress: Progress,
+) -> str:
+    if base:
+        index = ann.read_index(root / str(bundle.generation) / INDEX_FILE)
+        plan: Any = base.plan.model_copy(update={"target": target})
+        built = ann.extend(index, plan, vectors, on_progress=on_progress)
+        keys = np.concatenate((base.keys, fresh[built.order]))
+    else:
+        built = ann.build(vectors, target=target, on_progress=on_progress)
+        keys = fresh[built.order]
+    name = _unused_name(root, f"{records.change:012d}-{bundle.id}")
+    write_generation(
+        root / name,
+        bundle_id=bundle.id,
+        dimension=bundle.dimension,
+        change=records.change,
+        index=built.index,
+        plan=built.plan,
+        arrays=pack(records, keys),
+    )
+    return name
+
+
+def _unused_name(root: Path, name: str) -> str:
+    """The name, or with a number when a damaged generation of the same change has it: others may have it open."""
+    number = 1
+    chosen = name
+    while (root / chosen).exists():
+        number += 1
+        chosen = f"{name}.{number}"
+    return chosen
+
+
+def clean(root: Path, catalogue: Catalogue) -> None:
+    """Removes generations that no bundle names, and what a killed compaction left; under the lock.
+
+    A process that still searches one of them keeps its files until it closes them.
+    """
+    named = {bundle.generation for bundle in catalogue.read.bundles()}
+    for path in root.iterdir():
+        if path.name not in named:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def main(directory: Path) -> None:
+    """Compacts the live bundle, unless another process is at it."""
+    os.nice(10)
+    catalogue = Catalogue(directory / CATALOGUE_FILE)
+    try:
+        with compaction_lock(directory, wait=False) as mine:
+            bundle = catalogue.read.current().bundle
+            if mine and bundle:
+                compact(directory, catalogue, bundle)
+    finally:
+        catalogue.close()
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except LookalikeError as error:
+        sys.exit(str(error))

@@ -1,0 +1,80 @@
+"""The catalogue's tables, and connections to them that are set up alike."""
+
+import sqlite3
+from pathlib import Path
+
+from index.errors import LookalikeError
+
+SCHEMA_VERSION = 2
+
+_PAGE_BYTES = 8192
+"""Seven vectors of 512 half-precision numbers fill such a page; SQLite's default would waste a quarter of each."""
+
+_TABLES = """
+CREATE TABLE bundles (
+    key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, dimension INTEGER NOT NULL,
+    generation TEXT, generation_change INTEGER NOT NULL DEFAULT 0
+);
+-- The pointer to what is live. A row, not a file: one transaction switches bundle and generation together.
+CREATE TABLE current (
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    bundle INTEGER REFERENCES bundles (key), previous INTEGER REFERENCES bundles (key)
+);
+INSERT INTO current VALUES (1, NULL, NULL);
+CREATE TABLE items (
+    key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
+    title TEXT NOT NULL, url TEXT NOT NULL, attributes TEXT NOT NULL, change INTEGER NOT NULL
+);
+CREATE INDEX items_by_change ON items (change);
+-- AUTOINCREMENT: a key that once named a vector in a generation is never given to another image.
+CREATE TABLE images (
+    key INTEGER PRIMARY KEY AUTOINCREMENT, item INTEGER NOT NULL REFERENCES items (key) ON DELETE CASCADE,
+    id TEXT NOT NULL, digest TEXT NOT NULL, UNIQUE (item, id)
+);
+CREATE INDEX images_by_digest ON images (digest);
+CREATE TABLE vectors (
+    bundle INTEGER NOT NULL REFERENCES bundles (key), image INTEGER NOT NULL REFERENCES images (key) ON DELETE CASCADE,
+    change INTEGER NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (bundle, image)
+);
+-- Without the first every removal of an image would scan all vectors; the second finds what a reader has not seen.
+CREATE INDEX vectors_by_image ON vectors (image);
+CREATE INDEX vectors_by_change ON vectors (bundle, change);
+-- Keys of images that went, for readers that still hold their vectors.
+CREATE TABLE removed (change INTEGER NOT NULL, image INTEGER NOT NULL, PRIMARY KEY (change, image)) WITHOUT ROWID;
+CREATE TABLE thumbnails (digest TEXT PRIMARY KEY, jpeg BLOB NOT NULL);
+-- change: the newest write; forgotten: the newest change whose removals are no longer listed.
+CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
+INSERT INTO counters VALUES ('change', 0), ('forgotten', 0);
+"""
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection that any thread may use, one at a time; transactions are begun by the caller."""
+    connection = sqlite3.connect(path, timeout=30, check_same_thread=False, isolation_level=None)
+    connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+    return connection
+
+
+def prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Makes the tables of a new catalogue; refuses one of another release."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            # `executescript` would commit the open transaction, so the script is run a statement at a time.
+            lines = (line for line in _TABLES.splitlines() if not line.startswith("--"))
+            for statement in "\n".join(lines).split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        elif version != SCHEMA_VERSION:
+            raise LookalikeError(
+                f"{path} has schema version {version}; this release reads version {SCHEMA_VERSION}.",
+                "Use the release that wrote it, or re-index into a new folder.",
+            )
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise

@@ -1,0 +1,210 @@
+"""Searching a state: the best image of each item over all its parts, filters, pages and all."""
+
+import base64
+import json
+from collections.abc import Sequence
+from hashlib import blake2b
+from itertools import repeat
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.delta import Block
+from index.errors import LookalikeError
+from index.filters import Filter
+from index.follower import Segment, State
+from index.items import Hit, Item, Shown, StoredImage
+
+MAX_TOP = 1000
+_WIDEN = 4
+_Listed = tuple[Segment, NDArray[np.float32], NDArray[np.int64]]
+"""What one segment answers to a group of vectors: scores and positions."""
+_DIGITS = 6
+"""Scores are told to so many digits: a compaction may change the order of a sum and with it the digits behind."""
+
+
+class SearchError(LookalikeError):
+    """A search that cannot be answered as it was asked."""
+
+    kind = "search"
+
+
+class Page(NamedTuple):
+    """Where a page begins: after how many items, and behind which score and image key."""
+
+    seen: int
+    score: float
+    key: int
+
+
+class Ask(NamedTuple):
+    """What is wanted of each query."""
+
+    top: int
+    filter: Filter | None = None
+    min_score: float | None = None
+    exclude: frozenset[int] = frozenset()
+    """Keys of items that are not to be answered."""
+    after: Page | None = None
+
+
+class _InGeneration(NamedTuple):
+    state: State
+    position: int
+
+    @property
+    def item(self) -> Item:
+        generation = self.state.generation
+        owner = int(generation.owners[self.position])
+        return self.state.item(int(generation.item_keys[owner]), owner)
+
+    @property
+    def image(self) -> StoredImage:
+        return self.state.generation.image(self.position)
+
+
+class _InBlock(NamedTuple):
+    state: State
+    block: Block
+    position: int
+
+    @property
+    def item(self) -> Item:
+        return self.state.items[int(self.block.items[self.position])]
+
+    @property
+    def image(self) -> StoredImage:
+        return self.block.images[self.position]
+
+
+class _Candidate(NamedTuple):
+    score: float
+    key: int
+    item: int
+    segment: Segment
+    position: int
+
+
+def find(state: State, groups: Sequence[NDArray[np.float32]], ask: Ask) -> list[tuple[list[Hit], Page | None]]:
+    """For each group of query vectors its hits and its next page; an image counts by the vector it is nearest to."""
+    segments = state.segments(ask.filter)
+    # One more than wanted tells whether another page follows.
+    fetch = (ask.after.seen if ask.after else 0) + ask.top + len(ask.exclude) + 1
+    if state.blocks or state.generation.most_images > 1:
+        fetch *= 2
+    looked = _look(segments, np.concatenate(groups) if len(groups) > 1 else groups[0], fetch, ask)
+    answers, row = [], 0
+    for group in groups:
+        rows = slice(row, row + len(group))
+        row += len(group)
+        mine = [(segment, scores[rows], positions[rows]) for segment, scores, positions in looked]
+        answers.append(_answer(state, group, ask, mine, fetch))
+    return answers
+
+
+def _look(segments: list[Segment], vectors: NDArray[np.float32], fetch: int, ask: Ask) -> list[_Listed]:
+    """The nearest positions in each segment."""
+    looked = []
+    for segment in segments:
+        searcher = segment.searcher
+        count = min(fetch, searcher.count if segment.selection is None else segment.selection.count)
+        looked.append((segment, *searcher.search(vectors, count, segment.selection, filtered=ask.filter is not None)))
+    return looked
+
+
+def _answer(
+    state: State, group: NDArray[np.float32], ask: Ask, looked: list[_Listed], fetch: int
+) -> tuple[list[Hit], Page | None]:
+    """Widens the look until enough distinct items are found: one product must not fill the list."""
+    while True:
+        ranked = _ranked(looked)
+        best = _best(ranked, ask)
+        deeper = [segment for segment, _, positions in looked if _has_more(segment, positions, fetch)]
+        reached = ask.min_score is not None and bool(ranked) and ranked[-1].score < ask.min_score
+        if len(best) > ask.top or not deeper or reached:
+            break
+        fetch *= _WIDEN
+        looked = _look([segment for segment, _, _ in looked], group, fetch, ask)
+    hits = [Hit(candidate.score, _shown(state, candidate)) for candidate in best[: ask.top]]
+    if len(best) <= ask.top:
+        return hits, None
+    last = best[ask.top - 1]
+    return hits, Page((ask.after.seen if ask.after else 0) + ask.top, last.score, last.key)
+
+
+def _has_more(segment: Segment, positions: NDArray[np.int64], fetch: int) -> bool:
+    """Whether the segment may know images behind those that it listed."""
+    count = segment.searcher.count if segment.selection is None else segment.selection.count
+    return fetch < count and bool((positions[:, -1] >= 0).any())
+
+
+def _ranked(looked: list[_Listed]) -> list[_Candidate]:
+    """All that was listed, best first; equal scores by key, so that the same search gives the same answer."""
+    candidates: list[_Candidate] = []
+    for segment, scores, positions in looked:
+        found = positions >= 0
+        at = positions[found]
+        if segment.block is not None:
+            keys, items = segment.block.keys[at], segment.block.items[at]
+        else:
+            generation = segment.generation
+            keys, items = generation.keys[at], generation.item_keys[generation.owners[at]]
+        rounded = np.round(scores[found].astype(np.float64), _DIGITS)
+        candidates += map(_Candidate, rounded.tolist(), keys.tolist(), items.tolist(), repeat(segment), at.tolist())
+    candidates.sort(key=_rank)
+    return candidates
+
+
+def _rank(candidate: _Candidate) -> tuple[float, int]:
+    return -candidate.score, candidate.key
+
+
+def _best(ranked: list[_Candidate], ask: Ask) -> list[_Candidate]:
+    """The best image of each item, from the beginning of the page to one behind its end."""
+    after = (-ask.after.score, ask.after.key) if ask.after else None
+    seen = set(ask.exclude)
+    best: list[_Candidate] = []
+    for candidate in ranked:
+        if candidate.item in seen:
+            continue
+        if len(best) > ask.top or (ask.min_score is not None and candidate.score < ask.min_score):
+            break
+        seen.add(candidate.item)
+        if after is None or _rank(candidate) > after:
+            best.append(candidate)
+    return best
+
+
+def _shown(state: State, candidate: _Candidate) -> Shown:
+    block = candidate.segment.block
+    return _InGeneration(state, candidate.position) if block is None else _InBlock(state, block, candidate.position)
+
+
+def encode_page(page: Page, query: str) -> str:
+    """A page as a cursor, bound to the query that it continues."""
+    return base64.urlsafe_b64encode(json.dumps([*page, query]).encode()).decode().rstrip("=")
+
+
+def decode_page(cursor: str, query: str) -> Page:
+    """The page of a cursor; one that was made up, or belongs to another query, is refused."""
+    try:
+        padded = cursor + "=" * (-len(cursor) % 4)
+        seen, score, key, asked = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+        page = Page(int(seen), float(score), int(key))
+    except (ValueError, TypeError):
+        raise SearchError(
+            f"{cursor[:60]!r} is no cursor.", "Pass the cursor of the last answer, unchanged, or none."
+        ) from None
+    if asked != query:
+        raise SearchError(
+            "The cursor belongs to another search.", "Ask with the same query, filter and bounds as for the first page."
+        )
+    return page
+
+
+def query_name(vectors: NDArray[np.float32], ask: Ask) -> str:
+    """A short name for what is asked, whatever the page."""
+    wanted = json.dumps(ask.filter.document, sort_keys=True) if ask.filter else ""
+    bounds = f"{wanted} {ask.min_score} {sorted(ask.exclude)}"
+    return blake2b(vectors.tobytes() + bounds.encode(), digest_size=9).hexdigest()
