@@ -1,8 +1,8 @@
 """Nearest neighbours with FAISS: the kinds of index, the effort a search needs for a recall, and the search itself.
 
 An index holds positions 0..n-1 of L2-normalised vectors in half precision, compared by inner product. What a
-position means, and which positions are dead, is its owner's business: a search takes them as a `Selection`.
-The effort of a search is never guessed: a build measures it with vectors that it held out.
+position means, and which positions are dead, is its owner's business: a search takes that as a `Selection`. The
+effort of a search is never guessed: a build measures it with vectors that it holds out.
 """
 
 import logging
@@ -26,35 +26,42 @@ Index = Any
 """A FAISS index; the library has no types of its own."""
 Kind = Literal["exact", "hnsw", "ivf"]
 Vectors = NDArray[np.float16]
+Queries = NDArray[np.float32]
 Results = tuple[NDArray[np.float32], NDArray[np.int64]]
 """Scores and positions of shape (queries, count), best first; the position -1 fills up."""
 Progress = Callable[[int, int], None]
 
 EXACT_UP_TO = 20_000
-"""Vectors up to which scanning all of them is fast enough that a graph is not worth its build."""
+"""Vectors up to which comparing with all of them is fast enough that a graph is not worth its build."""
 HNSW_UP_TO = 4_000_000
-"""Vectors up to which a graph pays: beyond, its memory and its build time grow too large."""
+"""Vectors up to which a graph is built: beyond, its build takes hours, and inverted lists must do."""
 LINKS = 32
-CONSTRUCTION_EFFORT = 100
+CONSTRUCTION_EFFORT = 128
+LANDMARKS = 1024
+ENTRIES = 4
+"""A walk on the graph starts at the nearest of that many landmarks. FAISS's own descent through the upper levels
+gets lost between clusters: at the same effort it answered ten times as many queries with nothing that is near."""
+REFINE = 32
+"""Of an inverted file's candidates, ordered by one bit a dimension, that many times the wanted are compared in full."""
 HELD_OUT = 256
 """Vectors that a build holds out as queries to measure recall with."""
-FILTERED_TARGET = 0.995
-"""A filter makes its search deeper, so it starts from more than the plain target to end above 0.99."""
-LADDER = {
-    "hnsw": (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
-    "ivf": (4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512),
-}
-"""Efforts to try, from fast to accurate: the graph's efSearch, or the lists to probe."""
 MEASURED_AT = 10
 """The number of results whose recall a plan promises."""
-REFINE = 8
-"""Of an inverted file's candidates that many times the wanted number are compared in half precision."""
+FILTERED_TARGET = 0.995
+"""Filtered searches walk further out, where a graph is less accurate: they start from this to end above 0.99."""
+LADDER = {
+    "hnsw": (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
+    "ivf": (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
+}
+"""Efforts to try, from fast to accurate: the graph's efSearch, or the inverted lists to read."""
 CHUNK = 1 << 16
+GATHERED = 1024
+"""Selected vectors up to which they are copied together once, rather than looked for at every search."""
 
-# Costs in microseconds on one core at 512 dimensions; only their ratios matter, to choose between scan and graph.
-SCAN_COST = 0.09
-TEST_COST = 0.0026
-STEP_COST = {"hnsw": 9.0, "ivf": 15.0}
+# What searches cost, in vectors read at random places; only ratios matter, to choose between walking and scanning.
+STEP_COST = {"hnsw": 16.0, "ivf": 64.0}
+SCAN_COST = 0.3
+TEST_COST = 0.01
 
 _log = logging.getLogger(__name__)
 
@@ -66,18 +73,18 @@ class IndexFileError(LookalikeError):
 
 
 class Plan(Frozen):
-    """How an index is searched, and the recall measured for it."""
+    """How an index is searched, and the recall that was measured for it."""
 
     kind: Kind
-    effort: int = Field(description="the graph's efSearch or the lists to probe that reach the target; 0: exact")
+    effort: int = Field(description="the graph's efSearch, or the lists to read, that reach the target; exact: 0")
     filtered_effort: int = Field(description=f"the same for a recall of {FILTERED_TARGET}")
-    recall: float = Field(description=f"recall@{MEASURED_AT} at `effort`, against exact search; 1 for exact")
+    recall: float = Field(description=f"recall@{MEASURED_AT} at `effort` against exact search, which itself has 1")
     target: float
-    queries: int = Field(description="held-out vectors that measured the recall; 0 for exact, which needs none")
+    queries: int = Field(description="held-out vectors that measured the recall; exact: 0")
 
 
 class Built(NamedTuple):
-    """A new index: position p holds row order[p] of the vectors that it was built from."""
+    """An index with its plan; its newest positions hold the rows `order` of the vectors that it was given."""
 
     index: Index
     plan: Plan
@@ -85,17 +92,124 @@ class Built(NamedTuple):
 
 
 class Selection:
-    """The positions that a search may answer, from one boolean for each; made once and used for many searches."""
+    """The positions that a search may answer, one boolean each; made once, and used by any number of searches."""
 
     def __init__(self, mask: NDArray[np.bool_]) -> None:
         self.mask = mask
         self.count = int(np.count_nonzero(mask))
+        self._gathered: tuple[NDArray[np.int64], Index] | None = None
+
+    @cached_property
+    def selector(self) -> Any:
+        """FAISS's form of the selection; it keeps the bits alive."""
+        return faiss().IDSelectorBitmap(np.packbits(self.mask, bitorder="little"))
 
     @cached_property
     def parameters(self) -> Any:
-        """FAISS's form of the selection, for a scan; it refers to the selector and that to the bits."""
-        bits = np.packbits(self.mask, bitorder="little")
-        return faiss().SearchParameters(sel=faiss().IDSelectorBitmap(bits))
+        return faiss().SearchParameters(sel=self.selector)
+
+    def gathered(self, storage: Index) -> tuple[NDArray[np.int64], Index]:
+        """The few selected positions, and an index of their vectors alone."""
+        if self._gathered is None:
+            positions = np.flatnonzero(self.mask)
+            self._gathered = positions, exact_index(_rows(storage)[positions])
+        return self._gathered
+
+
+class Searcher:
+    """An index with its plan. Any number of threads may search it at once."""
+
+    def __init__(self, index: Index, plan: Plan) -> None:
+        self.plan = plan
+        self.count: int = index.ntotal
+        self._index = index
+        self.storage = storage_of(index)
+        if plan.kind == "hnsw":
+            many = min(LANDMARKS, self.count // 16 + 1)
+            self._landmarks = np.linspace(0, self.count - 1, many).astype(np.int32)
+            self._entries = exact_index(_rows(self.storage)[self._landmarks])
+
+    def search(
+        self, queries: Queries, count: int, selection: Selection | None = None, *, filtered: bool = False
+    ) -> Results:
+        """The `count` nearest positions of each query, of the selected ones only.
+
+        `filtered` says that the selection is a user's filter, not just a mask of dead positions: the recall is
+        then at least 0.99, however few match and wherever they lie.
+        """
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
+        with _team(1 if len(queries) == 1 else None):
+            if self.plan.kind == "exact":
+                return self._scan(queries, count, selection)
+            # Neighbours further down the list take more effort to find, but less than in proportion.
+            wanted = self.plan.filtered_effort if filtered else self.plan.effort
+            wanted = int(wanted * max(1.0, count / MEASURED_AT) ** 0.75)
+            if selection is not None:
+                return self._selected(queries, count, selection, wanted)
+            if wanted * STEP_COST[self.plan.kind] >= self.count * SCAN_COST:
+                return self._scan(queries, count, None)
+            return self.walk(queries, count, wanted)
+
+    def walk(self, queries: Queries, count: int, effort: int, selection: Selection | None = None) -> Results:
+        """Searches the graph or the lists with a given effort; only the lists can take a selection."""
+        if self.plan.kind == "ivf":
+            found: Results = self._index.search(queries, count, params=_list_parameters(effort, selection))
+            return found
+        library = faiss()
+        similarities, nearest = self._entries.search(queries, min(ENTRIES, len(self._landmarks)))
+        entries = self._landmarks[nearest]
+        scores = np.empty((len(queries), count), dtype=np.float32)
+        positions = np.empty((len(queries), count), dtype=np.int64)
+        arrays = (entries, similarities, scores, positions)
+        self._index.search_level_0(
+            len(queries), library.swig_ptr(queries), count, *map(library.swig_ptr, arrays), entries.shape[1], 2,
+            _graph_parameters(effort),
+        )  # fmt: skip
+        return scores, positions
+
+    def _selected(self, queries: Queries, count: int, selection: Selection, wanted: int) -> Results:
+        """Walks ever further around the queries until `wanted` selected positions are met, or a scan costs less.
+
+        A walk is trusted for a query only if the part it explored holds enough of what is selected: near a query
+        far from all that matches there is little or nothing, and its true neighbours may be anywhere.
+        """
+        found = _unfilled(len(queries), count)
+        pending = np.arange(len(queries))
+        effort = wanted * self.count // max(1, selection.count)
+        scan = selection.count + self.count * TEST_COST
+        while len(pending) and effort * STEP_COST[self.plan.kind] < scan:
+            scores, positions = self._explored(queries[pending], count, selection, effort)
+            kept = (positions >= 0) & selection.mask[positions]
+            trusted = np.count_nonzero(kept, axis=1) >= max(count, min(wanted // 2, positions.shape[1]))
+            for row in np.flatnonzero(trusted):
+                found[0][pending[row]] = scores[row, kept[row]][:count]
+                found[1][pending[row]] = positions[row, kept[row]][:count]
+            pending = pending[~trusted]
+            effort *= 4
+        if len(pending):
+            found[0][pending], found[1][pending] = self._scan(queries[pending], count, selection)
+        return found
+
+    def _explored(self, queries: Queries, count: int, selection: Selection, effort: int) -> Results:
+        """All that a walk on the graph met nearby, selected or not; or from the lists a multiple of the wanted."""
+        if self.plan.kind == "hnsw":
+            return self.walk(queries, effort, effort)
+        return self.walk(queries, 4 * count, effort, selection)
+
+    def _scan(self, queries: Queries, count: int, selection: Selection | None) -> Results:
+        """Compares with every selected vector."""
+        found: Results
+        if selection is None:
+            found = self.storage.search(queries, count)
+        elif selection.count > GATHERED:
+            found = self.storage.search(queries, count, params=selection.parameters)
+        elif selection.count:
+            positions, block = selection.gathered(self.storage)
+            scores, places = block.search(queries, count)
+            found = scores, np.where(places < 0, -1, positions[places])
+        else:
+            found = _unfilled(len(queries), count)
+        return found
 
 
 def choose_kind(count: int) -> Kind:
@@ -105,8 +219,8 @@ def choose_kind(count: int) -> Kind:
 
 def exact_index(vectors: Vectors) -> Index:
     """An index that compares a query with every vector."""
-    index = _storage(vectors.shape[1])
-    _append_codes(index, vectors)
+    index = _empty_storage(vectors.shape[1])
+    _append(index, vectors)
     return index
 
 
@@ -118,19 +232,11 @@ def build(
     threads: int | None = None,
     on_progress: Progress = lambda done, total: None,
 ) -> Built:
-    """Builds an index of the kind that suits the number of vectors (a memory map may hold them), and its plan."""
-    count, dimension = vectors.shape
-    kind = kind or choose_kind(count)
-    order = np.arange(count, dtype=np.int64)
-    if kind == "exact":
-        on_progress(count, count)
-        return Built(exact_index(vectors), exact_plan(target), order)
-    held_out = np.random.default_rng(0).choice(count, min(HELD_OUT, count // 10), replace=False)
-    order = np.concatenate((np.delete(order, held_out), np.sort(held_out)))
+    """An index of the kind that suits the number of vectors, which may be a memory map, and its measured plan."""
+    kind = kind or choose_kind(len(vectors))
+    plan = Plan(kind=kind, effort=0, filtered_effort=0, recall=1.0, target=target, queries=0)
     with _team(threads):
-        index = _empty(kind, vectors)
-        plan = _grow(index, _plan(kind, target), vectors, order, len(held_out), on_progress)
-    return Built(index, plan, order)
+        return _grow(_empty(kind, vectors), plan, vectors, on_progress)
 
 
 def extend(
@@ -141,81 +247,18 @@ def extend(
     threads: int | None = None,
     on_progress: Progress = lambda done, total: None,
 ) -> Built:
-    """Adds vectors to an index in memory, after its own; some of them measure whether the plan still holds.
+    """Adds vectors to an index that was read into memory, and measures with some of them whether its plan still holds.
 
-    The order counts the new vectors only: old positions stay, and position `old count + p` holds row order[p].
+    Old positions stay; position `old count + p` holds row order[p] of the new vectors.
     """
-    order = np.arange(len(vectors), dtype=np.int64)
-    if plan.kind == "exact":
-        _append_codes(index, vectors)
-        on_progress(len(vectors), len(vectors))
-        return Built(index, plan, order)
-    held_out = np.random.default_rng(0).choice(len(vectors), min(HELD_OUT, len(vectors)), replace=False)
-    order = np.concatenate((np.delete(order, held_out), np.sort(held_out)))
+    if not storage_of(index).codes.is_owned:  # FAISS would abort the process
+        raise IndexFileError("A memory-mapped index cannot be extended.", "Read it with read_index.")
     with _team(threads):
-        plan = _grow(index, plan, vectors, order, len(held_out), on_progress)
-    return Built(index, plan, order)
-
-
-class Searcher:
-    """An index with its plan. Any number of threads may search at once."""
-
-    def __init__(self, index: Index, plan: Plan) -> None:
-        self.index = index
-        self.plan = plan
-        self.count: int = index.ntotal
-        self._exact = storage_of(index)
-
-    def search(
-        self, queries: NDArray[np.float32], count: int, selection: Selection | None = None, *, filtered: bool = False
-    ) -> Results:
-        """The `count` nearest positions of each query, of the selected ones only.
-
-        `filtered` says that the selection is a filter of the user's, not only a mask of dead positions: recall then
-        does not fall below that of a search without one.
-        """
-        plan = self.plan
-        if selection is not None and selection.count == self.count and not filtered:
-            selection = None
-        matching = self.count if selection is None else selection.count
-        if plan.kind == "exact" or not matching:
-            return self._scan(queries, count, selection)
-        base = plan.filtered_effort if filtered else plan.effort
-        effort = int(base * max(1.0, count / MEASURED_AT) ** 0.75 * self.count / matching)
-        if effort * STEP_COST[plan.kind] >= matching * SCAN_COST + self.count * TEST_COST:
-            return self._scan(queries, count, selection)
-        if selection is None:
-            found: Results = self.index.search(queries, count, params=_parameters(plan.kind, effort))
-            return found
-        return self._masked(queries, count, selection, effort)
-
-    def _masked(self, queries: NDArray[np.float32], count: int, selection: Selection, effort: int) -> Results:
-        """The graph's nearest of all positions, thinned by the selection; scanned where too few of them remain.
-
-        A region explored around the query is trusted only if the selection is as dense in it as everywhere: a query
-        far from all that matches finds few or none there, and its neighbours may be anywhere.
-        """
-        scores, positions = self.index.search(queries, effort, params=_parameters(self.plan.kind, effort))
-        kept = selection.mask[positions] & (positions >= 0)
-        found = _fill(len(queries), count)
-        enough = count + effort * selection.count // self.count // 4
-        for row, keep in enumerate(kept):
-            if np.count_nonzero(keep) < enough:
-                part = self._scan(queries[row : row + 1], count, selection)
-                found[0][row], found[1][row] = part[0][0], part[1][0]
-            else:
-                found[0][row], found[1][row] = scores[row][keep][:count], positions[row][keep][:count]
-        return found
-
-    def _scan(self, queries: NDArray[np.float32], count: int, selection: Selection | None) -> Results:
-        parameters = None if selection is None else selection.parameters
-        with _team(1 if len(queries) == 1 else None):
-            found: Results = self._exact.search(queries, count, params=parameters)
-        return found
+        return _grow(index, plan, vectors, on_progress)
 
 
 def storage_of(index: Index) -> Index:
-    """The part of an index that holds every vector in half precision, and can be scanned."""
+    """The part of an index that holds every vector in half precision, for scans."""
     library = faiss()
     if isinstance(index, library.IndexHNSW):
         return library.downcast_index(index.storage)
@@ -231,32 +274,29 @@ def write_index(index: Index, path: Path) -> None:
 
 
 def open_index(path: Path) -> Index:
-    """An index memory-mapped from its file: it opens at once and shares the page cache with other processes."""
+    """An index memory-mapped from its file: open at once, its pages shared with other processes, not to be extended."""
     return _read(path, faiss().IO_FLAG_MMAP_IFC)
 
 
 def read_index(path: Path) -> Index:
-    """An index read into memory, so that it can be extended."""
+    """An index read into memory."""
     return _read(path, 0)
 
 
 def _read(path: Path, flags: int) -> Index:
     try:
         return faiss().read_index(os.fspath(path), flags)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise IndexFileError(f"{path} is not a whole index file: {reason}.", "Build the generation again.") from None
+    except (RuntimeError, MemoryError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise IndexFileError(f"{path} is not a whole index file ({reason}).", "Build its generation again.") from None
 
 
 @contextmanager
 def _team(threads: int | None) -> Iterator[None]:
-    """Sets the calling thread's OpenMP team, which FAISS would start for a single query too."""
-    if threads is None:
-        yield
-        return
+    """Sets the threads that FAISS starts from this thread, which it would do for a single query too."""
     library = faiss()
     before = library.omp_get_max_threads()
-    library.omp_set_num_threads(threads)
+    library.omp_set_num_threads(threads or before)
     try:
         yield
     finally:
@@ -264,118 +304,116 @@ def _team(threads: int | None) -> Iterator[None]:
 
 
 @lru_cache(maxsize=1024)
-def _parameters(kind: Kind, effort: int) -> Any:
-    """Search parameters, which FAISS only reads: threads share them."""
+def _graph_parameters(effort: int) -> Any:
+    return faiss().SearchParametersHNSW(efSearch=effort)
+
+
+def _list_parameters(effort: int, selection: Selection | None) -> Any:
     library = faiss()
-    if kind == "hnsw":
-        return library.SearchParametersHNSW(efSearch=effort)
-    return library.IndexRefineSearchParameters(
-        k_factor=REFINE, base_index_params=library.IVFRaBitQSearchParameters(nprobe=effort)
-    )
+    lists = library.IVFRaBitQSearchParameters(nprobe=effort, sel=selection and selection.selector)
+    return library.IndexRefineSearchParameters(k_factor=REFINE / (4 if selection else 1), base_index_params=lists)
 
 
-def _fill(queries: int, count: int) -> Results:
+def _unfilled(queries: int, count: int) -> Results:
     return np.full((queries, count), -np.inf, np.float32), np.full((queries, count), -1, np.int64)
 
 
-def _storage(dimension: int) -> Index:
+def _empty_storage(dimension: int) -> Index:
     library = faiss()
     return library.IndexScalarQuantizer(dimension, library.ScalarQuantizer.QT_fp16, library.METRIC_INNER_PRODUCT)
 
 
-def _append_codes(index: Index, vectors: Vectors) -> None:
-    """FAISS's codes of half precision are the bytes of the vectors."""
+def _empty(kind: Kind, vectors: Vectors) -> Index:
+    """An index of a kind, trained with a sample of the vectors where it needs that."""
+    library = faiss()
+    count, dimension = vectors.shape
+    if kind == "exact":
+        return _empty_storage(dimension)
+    if kind == "hnsw":
+        index = library.IndexHNSWSQ(dimension, library.ScalarQuantizer.QT_fp16, LINKS, library.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = CONSTRUCTION_EFFORT
+        return index
+    lists = 1 << max(0, round(np.log2(4 * count**0.5)))
+    base = library.index_factory(dimension, f"IVF{lists},RaBitQ", library.METRIC_INNER_PRODUCT)
+    sample = np.random.default_rng(0).choice(count, min(count, 64 * lists), replace=False)
+    base.train(vectors[np.sort(sample)].astype(np.float32))
+    return library.IndexRefine(base, _empty_storage(dimension))
+
+
+def _grow(index: Index, plan: Plan, vectors: Vectors, on_progress: Progress) -> Built:
+    """Adds the vectors; a random part of them comes last, after it has measured the plan as queries."""
+    count = len(vectors)
+    rows = np.arange(count)
+    if plan.kind == "exact":
+        _append(index, vectors)
+        on_progress(count, count)
+        return Built(index, plan, rows)
+    held_out = np.sort(np.random.default_rng(0).choice(count, min(HELD_OUT, count // 2), replace=False))
+    order = np.concatenate((np.delete(rows, held_out), held_out))
+    for start in range(0, count - len(held_out), CHUNK):
+        part = order[start : min(start + CHUNK, count - len(held_out))]
+        index.add(vectors[part].astype(np.float32))
+        on_progress(start + len(part), count)
+    queries = vectors[held_out].astype(np.float32)
+    if len(queries):
+        plan = _measured(Searcher(index, plan), queries)
+        index.add(queries)
+    on_progress(count, count)
+    return Built(index, plan, order)
+
+
+def _measured(searcher: Searcher, queries: Queries) -> Plan:
+    """The plan with the efforts, never below those it has, that reach the targets for these queries."""
+    plan = searcher.plan
+    truth = _nearest(searcher.storage, queries)
+    recalls: dict[int, float] = {}
+    for effort in LADDER[plan.kind]:
+        if effort >= plan.effort:
+            _, found = searcher.walk(queries, truth.shape[1], effort)
+            hits = sum(len(np.intersect1d(*pair)) for pair in zip(found, truth, strict=True))
+            recalls[effort] = hits / truth.size
+            if recalls[effort] >= max(plan.target, FILTERED_TARGET):
+                break
+    effort = _least(recalls, plan.target)
+    if recalls[effort] < plan.target:
+        _log.warning("Recall is %.4f, not %.4f, at the largest effort.", recalls[effort], plan.target)
+    return Plan(
+        kind=plan.kind,
+        effort=effort,
+        filtered_effort=max(plan.filtered_effort, _least(recalls, FILTERED_TARGET)),
+        recall=recalls[effort],
+        target=plan.target,
+        queries=len(queries),
+    )
+
+
+def _least(recalls: dict[int, float], target: float) -> int:
+    """The least effort that reached the target, or the largest."""
+    return next((effort for effort, recall in recalls.items() if recall >= target), max(recalls))
+
+
+def _nearest(storage: Index, queries: Queries) -> NDArray[np.int64]:
+    """The true neighbours, by products of matrices: for many queries at once faster than scans."""
+    library = faiss()
+    rows = _rows(storage)
+    heap = library.ResultHeap(len(queries), min(MEASURED_AT, len(rows)), keep_max=True)
+    for start in range(0, len(rows), CHUNK):
+        block = rows[start : start + CHUNK].astype(np.float32)
+        found = library.knn(queries, block, min(heap.k, len(block)), metric=library.METRIC_INNER_PRODUCT)
+        heap.add_result(found[0], found[1] + start)
+    heap.finalize()
+    positions: NDArray[np.int64] = heap.I
+    return positions
+
+
+def _append(index: Index, vectors: Vectors) -> None:
+    """FAISS's codes of half precision are the vectors' own bytes."""
     for start in range(0, len(vectors), CHUNK):
         index.add_sa_codes(np.ascontiguousarray(vectors[start : start + CHUNK]).view(np.uint8))
 
 
-def _empty(kind: Kind, vectors: Vectors) -> Index:
-    """An index of the kind, trained with a sample of the vectors where it needs that."""
-    library = faiss()
-    count, dimension = vectors.shape
-    if kind == "hnsw":
-        index = library.IndexHNSWSQ(dimension, library.ScalarQuantizer.QT_fp16, LINKS, library.METRIC_INNER_PRODUCT)
-        index.hnsw.efConstruction = CONSTRUCTION_EFFORT
-        index.is_trained = True
-        return index
-    lists = 1 << max(2, int(np.log2(4 * count**0.5)))
-    base = library.index_factory(dimension, f"IVF{lists},RaBitQ", library.METRIC_INNER_PRODUCT)
-    rows = np.random.default_rng(0).choice(count, min(count, 64 * lists), replace=False)
-    base.train(np.asarray(vectors[np.sort(rows)], dtype=np.float32))
-    index = library.IndexRefine(base, _storage(dimension))
-    base.this.disown()
-    index.own_fields = True
-    return index
-
-
-def exact_plan(target: float = 1.0) -> Plan:
-    """How an index that compares with everything is searched."""
-    return Plan(kind="exact", effort=0, filtered_effort=0, recall=1.0, target=target, queries=0)
-
-
-def _plan(kind: Kind, target: float) -> Plan:
-    least = LADDER[kind][0]
-    return Plan(kind=kind, effort=least, filtered_effort=least, recall=0.0, target=target, queries=0)
-
-
-def _grow(
-    index: Index, plan: Plan, vectors: Vectors, order: NDArray[np.int64], held_out: int, on_progress: Progress
-) -> Plan:
-    """Adds the vectors in their order, the held-out ones at the end, after they measured the plan as queries."""
-    bulk, last = order[: len(order) - held_out], order[len(order) - held_out :]
-    for start in range(0, len(bulk), CHUNK):
-        index.add(np.asarray(vectors[bulk[start : start + CHUNK]], dtype=np.float32))
-        on_progress(min(start + CHUNK, len(bulk)), len(order))
-    queries = np.asarray(vectors[last], dtype=np.float32)
-    plan = _measured(index, plan, queries)
-    index.add(queries)
-    on_progress(len(order), len(order))
-    return plan
-
-
-def _measured(index: Index, plan: Plan, queries: NDArray[np.float32]) -> Plan:
-    """The plan with efforts, never below its own, that reach the targets for these queries."""
-    if not len(queries):
-        return plan
-    truth = _nearest(storage_of(index), queries)
-    reached: dict[int, float] = {}
-    for effort in LADDER[plan.kind]:
-        if effort < plan.effort:
-            continue
-        _, found = index.search(queries, MEASURED_AT, params=_parameters(plan.kind, effort))
-        reached[effort] = float(np.mean([len(np.intersect1d(*rows)) for rows in zip(found, truth, strict=True)])) / (
-            MEASURED_AT
-        )
-        if reached[effort] >= max(plan.target, FILTERED_TARGET):
-            break
-    effort = _first(reached, plan.target)
-    filtered = max(plan.filtered_effort, _first(reached, FILTERED_TARGET))
-    if reached[effort] < plan.target:
-        _log.warning("Recall@%d is %.4f, below the target %.4f", MEASURED_AT, reached[effort], plan.target)
-    return plan.model_copy(
-        update={"effort": effort, "filtered_effort": filtered, "recall": reached[effort], "queries": len(queries)}
-    )
-
-
-def _first(reached: dict[int, float], target: float) -> int:
-    """The least effort that reached the target, or else the most accurate one."""
-    return next(
-        (effort for effort, recall in reached.items() if recall >= target), max(reached, key=reached.__getitem__)
-    )
-
-
-def _nearest(storage: Index, queries: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The nearest positions by exact search, through matrix products, which a scan of one query after another is not."""
-    library = faiss()
-    codes = library.rev_swig_ptr(storage.codes.data(), storage.ntotal * storage.code_size)
-    rows = codes.view(np.float16).reshape(storage.ntotal, -1)
-    heap = library.ResultHeap(len(queries), MEASURED_AT, keep_max=True)
-    for start in range(0, len(rows), CHUNK):
-        block = rows[start : start + CHUNK].astype(np.float32)
-        scores, positions = library.knn(
-            queries, block, min(MEASURED_AT, len(block)), metric=library.METRIC_INNER_PRODUCT
-        )
-        heap.add_result(scores, positions + start)
-    heap.finalize()
-    nearest: NDArray[np.int64] = heap.I
-    return nearest
+def _rows(storage: Index) -> Vectors:
+    """The vectors in an index's memory or file, without a copy: valid as long as the index."""
+    codes = faiss().rev_swig_ptr(storage.codes.data(), storage.ntotal * storage.code_size)
+    rows: Vectors = codes.view(np.float16).reshape(storage.ntotal, storage.d)
+    return rows

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from index.ann import Searcher, Selection, exact_index, exact_plan
+from index.ann import Plan, Searcher, Selection, exact_index
 from index.items import StoredImage
 from index.reader import ImageRow
 
+EXACT = Plan(kind="exact", effort=0, filtered_effort=0, recall=1.0, target=1.0, queries=0)
 _SMALL = 4096
 """Blocks up to this size are made anew with what is added; copying more would slow down the searches."""
 
@@ -34,7 +35,7 @@ class Block:
         self.images = images
         self.vectors = vectors
         self.alive = np.ones(len(keys), np.bool_) if alive is None else alive
-        self.searcher = searcher or Searcher(exact_index(vectors), exact_plan())
+        self.searcher = searcher or Searcher(exact_index(vectors), EXACT)
         self.selection = None if alive is None else Selection(alive)
 
     @classmethod

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from time import monotonic
 
@@ -17,11 +18,12 @@ from index.catalogue import Catalogue
 from index.compaction import CATALOGUE_FILE, GENERATIONS, RECALL_TARGET, Progress, compact, compaction_lock, is_due
 from index.errors import LookalikeError
 from index.filters import Filter
-from index.follower import Follower, State
+from index.follower import Follower
 from index.gallery import BundleMismatch, GalleryStats, ItemMissing, Scanned
 from index.items import Found, Item, NewImage
 from index.reader import BundleRow
 from index.searching import MAX_TOP, Ask, Page, SearchError
+from index.state import State
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +126,7 @@ class EmbeddedGallery:
         state = self._state(bundle_id)
         if state is None:
             return Found([[] for _ in vectors], None, self._catalogue.read.change())
-        if vectors.ndim != 2 or vectors.shape[1] != state.bundle.dimension or not np.isfinite(vectors).all():
+        if vectors.ndim != 2 or vectors.shape[1] != state.bundle.dimension or not isfinite(vectors.sum()):
             raise SearchError(
                 f"Query vectors of shape {vectors.shape} were given; bundle {bundle_id} makes finite ones of "
                 f"{state.bundle.dimension} numbers.",

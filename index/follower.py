@@ -2,123 +2,15 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from index.ann import Searcher, Selection
 from index.catalogue import Catalogue
-from index.delta import Block, after
-from index.filters import Filter
 from index.generations import Generation, GenerationError, open_generation
-from index.items import Item
-from index.reader import BundleRow, Changes
+from index.reader import BundleRow
+from index.state import State
 
 log = logging.getLogger(__name__)
-
-_MASKS = 16
-"""Filters whose matching images a state remembers; a mask of a million images is a megabyte."""
-
-
-class Segment(NamedTuple):
-    """A part of a state that is searched as a whole: the generation, or a block of the delta."""
-
-    generation: Generation
-    block: Block | None
-    selection: Selection | None
-    """The positions that may be answered; all of them when there is none."""
-
-    @property
-    def searcher(self) -> Searcher:
-        return self.generation.searcher if self.block is None else self.block.searcher
-
-
-@dataclass(frozen=True)
-class State:
-    """One bundle's vectors as of one change: a generation, and what came or went since it was built."""
-
-    bundle: BundleRow
-    generation: Generation
-    change: int
-    alive: NDArray[np.bool_]
-    """Of each position of the generation whether its image is still there, with that vector."""
-    blocks: tuple[Block, ...] = ()
-    items: dict[int, Item] = field(default_factory=dict)
-    """Items that are newer than the generation, by key. Shared by the states of a generation: it only grows."""
-    changed: dict[int, int] = field(default_factory=dict)
-    """Those of them that the generation holds too: their place there to their key."""
-    masks: dict[Filter | None, list[Segment]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, bundle: BundleRow, generation: Generation) -> "State":
-        return cls(bundle, generation, generation.change, generation.alive)
-
-    def following(self, changes: Changes) -> "State":
-        """The state after some more changes."""
-        if changes.change == self.change:
-            return self
-        moved = [*changes.removed, *(row.key for row in changes.images)]
-        alive = self.alive
-        positions = self.generation.positions(moved) if moved else ()
-        if len(positions):
-            alive = alive.copy()
-            alive[positions] = False
-        self.items.update(changes.items)
-        return replace(
-            self,
-            change=changes.change,
-            alive=alive,
-            blocks=after(self.blocks, moved, changes.images, self.bundle.dimension),
-            changed=self.changed | self.generation.owners_of(list(changes.items)),
-            masks={},
-        )
-
-    @property
-    def pending(self) -> int:
-        """Images that a compaction would move into the generation or out of it."""
-        dead = int(np.count_nonzero(self.generation.alive)) - int(np.count_nonzero(self.alive))
-        return sum(len(block) for block in self.blocks) + dead
-
-    def segments(self, wanted: Filter | None) -> list[Segment]:
-        """The parts to search, each with the positions that match the filter."""
-        found = self.masks.get(wanted)
-        if found is None:
-            found = self._segments(wanted)
-            while len(self.masks) >= _MASKS:
-                self.masks.pop(next(iter(self.masks)), None)
-            self.masks[wanted] = found
-        return found
-
-    def _segments(self, wanted: Filter | None) -> list[Segment]:
-        generation = self.generation
-        if wanted is None:
-            whole = len(self.alive) == np.count_nonzero(self.alive)
-            segments = [Segment(generation, None, None if whole else Selection(self.alive))]
-            segments += [Segment(generation, block, block.selection) for block in self.blocks]
-        else:
-            matching = generation.columns.mask(wanted)
-            for place, key in self.changed.items():
-                matching[place] = wanted.matches(self.items[key].attributes)
-            segments = [Segment(generation, None, Selection(matching[generation.owners] & self.alive))]
-            for block in self.blocks:
-                mask = [wanted.matches(self.items[key].attributes) for key in block.items.tolist()]
-                segments.append(Segment(generation, block, Selection(np.array(mask, np.bool_) & block.alive)))
-        return [segment for segment in segments if segment.selection is None or segment.selection.count]
-
-    def item(self, key: int, owner: int) -> Item:
-        """An item by its key, and by its place in the generation."""
-        newer = self.items.get(key)
-        return self.generation.item(owner) if newer is None else newer
-
-    def living(self) -> Iterator[int]:
-        """The keys of all images that can be found, for checks."""
-        yield from self.generation.keys[self.alive].tolist()
-        for block in self.blocks:
-            yield from block.keys[block.alive].tolist()
 
 
 class Follower:

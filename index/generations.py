@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from index.ann import Plan, Searcher, exact_index, exact_plan, open_index, write_index
+from index.ann import Plan, Searcher, exact_index, open_index, write_index
 from index.arrays import Texts, open_arrays, pack_texts, write_arrays
 from index.columns import Columns, encode_columns
+from index.delta import EXACT
 from index.errors import LookalikeError
 from index.files import fsync_directory, pieces_digest, write_text
 from index.items import Frozen, Item, StoredImage
@@ -129,7 +130,7 @@ class Generation:
         records = read_records(reader, bundle)
         vectors = np.empty((len(records.keys), dimension), np.float16)
         reader.vectors(bundle, 0, vectors)
-        searcher = Searcher(exact_index(vectors), exact_plan())
+        searcher = Searcher(exact_index(vectors), EXACT)
         return cls(None, records.change, searcher, pack(records, records.keys))
 
     def item(self, owner: int) -> Item:

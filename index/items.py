@@ -64,14 +64,12 @@ class NewImage(NamedTuple):
     thumbnail: bytes
 
 
-class Shown(Protocol):
-    """Where a hit's item and image are read from when somebody looks at them."""
+class Shelf(Protocol):
+    """Where the items and images of hits are read from when somebody looks at them."""
 
-    @property
-    def item(self) -> Item: ...
+    def item(self, position: int) -> Item: ...
 
-    @property
-    def image(self) -> StoredImage: ...
+    def image(self, position: int) -> StoredImage: ...
 
 
 class Hit:
@@ -80,19 +78,20 @@ class Hit:
     A search finds far faster than items can be unpacked, so that is left until they are asked for.
     """
 
-    __slots__ = ("_shown", "score")
+    __slots__ = ("_position", "_shelf", "score")
 
-    def __init__(self, score: float, shown: Shown) -> None:
+    def __init__(self, score: float, shelf: Shelf, position: int) -> None:
         self.score = score
-        self._shown = shown
+        self._shelf = shelf
+        self._position = position
 
     @property
     def item(self) -> Item:
-        return self._shown.item
+        return self._shelf.item(self._position)
 
     @property
     def image(self) -> StoredImage:
-        return self._shown.image
+        return self._shelf.image(self._position)
 
     def __repr__(self) -> str:
         return f"Hit({self.score:.4f}, item={self.item.id!r}, image={self.image.id!r})"

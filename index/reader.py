@@ -63,6 +63,7 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self._lock = threading.RLock()
         self._db = connect(path)
+        self._watched = self._db.cursor()
 
     def close(self) -> None:
         with self._lock:
@@ -89,7 +90,9 @@ class Reader:
 
     def version(self) -> int:
         """Differs from the last answer whenever another connection has written: the cheapest look for news."""
-        return self._number("PRAGMA data_version")
+        with self._lock:
+            version: int = self._watched.execute("PRAGMA data_version").fetchone()[0]
+        return version
 
     def change(self) -> int:
         """The number of the newest write."""

@@ -2,26 +2,27 @@
 
 import base64
 import json
+import math
 from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import repeat
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from index.delta import Block
 from index.errors import LookalikeError
 from index.filters import Filter
-from index.follower import Segment, State
-from index.items import Hit, Item, Shown, StoredImage
+from index.items import Hit
+from index.state import Segment, State
 
 MAX_TOP = 1000
 _WIDEN = 4
 _Listed = tuple[Segment, NDArray[np.float32], NDArray[np.int64]]
 """What one segment answers to a group of vectors: scores and positions."""
-_DIGITS = 6
-"""Scores are told to so many digits: a compaction may change the order of a sum and with it the digits behind."""
+_UNIT = 10**6
+"""Scores are told in millionths: a compaction may change the order of a sum, and with it what is smaller."""
 
 
 class SearchError(LookalikeError):
@@ -31,10 +32,10 @@ class SearchError(LookalikeError):
 
 
 class Page(NamedTuple):
-    """Where a page begins: after how many items, and behind which score and image key."""
+    """Where a page begins: after how many items, and behind which score (as a rank) and image key."""
 
     seen: int
-    score: float
+    rank: int
     key: int
 
 
@@ -49,41 +50,8 @@ class Ask(NamedTuple):
     after: Page | None = None
 
 
-class _InGeneration(NamedTuple):
-    state: State
-    position: int
-
-    @property
-    def item(self) -> Item:
-        generation = self.state.generation
-        owner = int(generation.owners[self.position])
-        return self.state.item(int(generation.item_keys[owner]), owner)
-
-    @property
-    def image(self) -> StoredImage:
-        return self.state.generation.image(self.position)
-
-
-class _InBlock(NamedTuple):
-    state: State
-    block: Block
-    position: int
-
-    @property
-    def item(self) -> Item:
-        return self.state.items[int(self.block.items[self.position])]
-
-    @property
-    def image(self) -> StoredImage:
-        return self.block.images[self.position]
-
-
-class _Candidate(NamedTuple):
-    score: float
-    key: int
-    item: int
-    segment: Segment
-    position: int
+_Candidate = tuple[int, int, int, Segment, int]
+"""A listed image: its score as a rank (the higher the score the lower), its key, its item's, and where it lies."""
 
 
 def find(state: State, groups: Sequence[NDArray[np.float32]], ask: Ask) -> list[tuple[list[Hit], Page | None]]:
@@ -117,20 +85,21 @@ def _answer(
     state: State, group: NDArray[np.float32], ask: Ask, looked: list[_Listed], fetch: int
 ) -> tuple[list[Hit], Page | None]:
     """Widens the look until enough distinct items are found: one product must not fill the list."""
+    lowest = None if ask.min_score is None else -math.ceil(ask.min_score * _UNIT - 1e-9)
     while True:
         ranked = _ranked(looked)
-        best = _best(ranked, ask)
-        deeper = [segment for segment, _, positions in looked if _has_more(segment, positions, fetch)]
-        reached = ask.min_score is not None and bool(ranked) and ranked[-1].score < ask.min_score
-        if len(best) > ask.top or not deeper or reached:
+        best = _best(ranked, ask, lowest)
+        if len(best) > ask.top or (lowest is not None and ranked and ranked[-1][0] > lowest):
+            break
+        if not any(_has_more(segment, positions, fetch) for segment, _, positions in looked):
             break
         fetch *= _WIDEN
         looked = _look([segment for segment, _, _ in looked], group, fetch, ask)
-    hits = [Hit(candidate.score, _shown(state, candidate)) for candidate in best[: ask.top]]
+    hits = [Hit(-rank / _UNIT, segment, position) for rank, _, _, segment, position in best[: ask.top]]
     if len(best) <= ask.top:
         return hits, None
-    last = best[ask.top - 1]
-    return hits, Page((ask.after.seen if ask.after else 0) + ask.top, last.score, last.key)
+    rank, key, *_ = best[ask.top - 1]
+    return hits, Page((ask.after.seen if ask.after else 0) + ask.top, rank, key)
 
 
 def _has_more(segment: Segment, positions: NDArray[np.int64], fetch: int) -> bool:
@@ -143,42 +112,32 @@ def _ranked(looked: list[_Listed]) -> list[_Candidate]:
     """All that was listed, best first; equal scores by key, so that the same search gives the same answer."""
     candidates: list[_Candidate] = []
     for segment, scores, positions in looked:
-        found = positions >= 0
+        found = positions >= 0 if len(positions) > 1 or positions[0, -1] < 0 else 0
         at = positions[found]
-        if segment.block is not None:
-            keys, items = segment.block.keys[at], segment.block.items[at]
-        else:
-            generation = segment.generation
-            keys, items = generation.keys[at], generation.item_keys[generation.owners[at]]
-        rounded = np.round(scores[found].astype(np.float64), _DIGITS)
-        candidates += map(_Candidate, rounded.tolist(), keys.tolist(), items.tolist(), repeat(segment), at.tolist())
+        keys, items = segment.keys(at)
+        ranks = np.rint(scores[found] * np.float64(-_UNIT)).astype(np.int64)
+        candidates += zip(ranks.tolist(), keys.tolist(), items.tolist(), repeat(segment), at.tolist())
     candidates.sort(key=_rank)
     return candidates
 
 
-def _rank(candidate: _Candidate) -> tuple[float, int]:
-    return -candidate.score, candidate.key
+_rank = itemgetter(0, 1)
 
 
-def _best(ranked: list[_Candidate], ask: Ask) -> list[_Candidate]:
+def _best(ranked: list[_Candidate], ask: Ask, lowest: int | None) -> list[_Candidate]:
     """The best image of each item, from the beginning of the page to one behind its end."""
-    after = (-ask.after.score, ask.after.key) if ask.after else None
+    after = (ask.after.rank, ask.after.key) if ask.after else None
     seen = set(ask.exclude)
     best: list[_Candidate] = []
     for candidate in ranked:
-        if candidate.item in seen:
+        if candidate[2] in seen:
             continue
-        if len(best) > ask.top or (ask.min_score is not None and candidate.score < ask.min_score):
+        if len(best) > ask.top or (lowest is not None and candidate[0] > lowest):
             break
-        seen.add(candidate.item)
+        seen.add(candidate[2])
         if after is None or _rank(candidate) > after:
             best.append(candidate)
     return best
-
-
-def _shown(state: State, candidate: _Candidate) -> Shown:
-    block = candidate.segment.block
-    return _InGeneration(state, candidate.position) if block is None else _InBlock(state, block, candidate.position)
 
 
 def encode_page(page: Page, query: str) -> str:
@@ -190,8 +149,8 @@ def decode_page(cursor: str, query: str) -> Page:
     """The page of a cursor; one that was made up, or belongs to another query, is refused."""
     try:
         padded = cursor + "=" * (-len(cursor) % 4)
-        seen, score, key, asked = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
-        page = Page(int(seen), float(score), int(key))
+        *numbers, asked = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+        page = Page(*map(int, numbers))
     except (ValueError, TypeError):
         raise SearchError(
             f"{cursor[:60]!r} is no cursor.", "Pass the cursor of the last answer, unchanged, or none."

@@ -1,5 +1,6 @@
 """Columns: a mask over them says exactly what the filter says of each row, and facets count what is there."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,20 @@ from index.items import MAX_INTEGER, Attribute
 
 Row = dict[str, Attribute]
 
-# Few enough values that filters hit them, and next to each other the ones that are easily confused.
-NUMBERS: list[int | float] = [0, -0.0, 1, 1.0, 2, 0.1, -1, 1e300, 5e-324, MAX_INTEGER, MAX_INTEGER - 1, -MAX_INTEGER]
-TEXTS = ["", "1", "true", "a", "A", "aa", "é", "e\u0301", "\uffff", "\U0001f375", "2024-05-01"]
-numbers = st.sampled_from(NUMBERS) | st.floats(allow_nan=False, allow_infinity=False)
-texts = st.sampled_from(TEXTS) | st.text(max_size=3)
-values = numbers | texts | st.booleans()
-names = st.sampled_from(["colour", "price", "sale", "größe", "exists"])
-rows = st.lists(st.dictionaries(names, values, max_size=4), max_size=12)
+# Values that are easily confused, and rows with every pair of them; `rare` is what few rows have.
+NUMBERS: list[Attribute] = [0, -0.0, 1, 1.0, 0.1, 1e300, MAX_INTEGER, MAX_INTEGER - 1, -MAX_INTEGER]
+TEXTS: list[Attribute] = ["", "1", "true", "é", "e\u0301", "\uffff", "\U0001f375"]
+VALUES = [*NUMBERS, *TEXTS, False, True]
+ABSENT: list[Attribute] = [0.5, -1e300, 1e301, "0", "zz", "\U0001f376"]
+PAIRS: list[Row] = [
+    *({"price": price, "größe": size} for price in VALUES for size in VALUES),
+    *({"price": value} for value in VALUES),
+    *({"rare": value} for value in VALUES),
+    {},
+]
+numbers, texts, values = st.sampled_from(NUMBERS), st.sampled_from(TEXTS), st.sampled_from(VALUES)
+names = st.sampled_from(["price", "größe", "rare"])
+rows = st.lists(st.dictionaries(names, values), max_size=12)
 
 
 def ranges(bounds: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -51,13 +58,26 @@ filters = st.recursive(
 @example([{}, {"price": 1}, {"price": True}, {"price": "1"}, {"price": 1.0}], {"price": 1})
 @example([{}, {"price": 5}, {"price": 6}], {"not": {"price": {"gt": 5}}})
 @example([{}, {"price": -0.0}], {"price": {"gte": 0}})
+@example([{}, {"price": 5}, {"price": 6}], {"price": {"gte": 5, "lte": 6}})
+@example([{}, {}, {}, {}, {"price": 5}], {"price": {"exists": False}})
 @example([], {"price": {"exists": False}})
 def test_the_mask_says_what_the_filter_says_of_each_row(rows: list[Row], document: dict[str, Any]) -> None:
     columns, wanted = Columns(encode_columns(rows)), Filter.parse(document)
     mask = columns.mask(wanted)
     assert mask.dtype == np.bool_ and len(columns) == len(rows)
     assert mask.tolist() == [wanted.matches(row) for row in rows]
-    assert Filter.parse(wanted.document) == wanted
+
+
+def test_every_condition_and_its_negation_is_answered_right_for_every_pair_of_values() -> None:
+    columns = Columns(encode_columns(PAIRS))
+    bounds = [value for value in [*VALUES, *ABSENT] if not isinstance(value, bool)]
+    conditions: list[object] = [*VALUES, *ABSENT, [True, "1", 0.5], {"exists": True}, {"exists": False}]
+    conditions += [{comparison: bound} for comparison in ("gte", "gt", "lte", "lt") for bound in bounds]
+    for name, condition in product(["price", "größe", "rare", "unknown"], conditions):
+        for document in ({name: condition}, {"not": {name: condition}}):
+            wanted = Filter.parse(document)
+            assert columns.mask(wanted).tolist() == [wanted.matches(row) for row in PAIRS], document
+            assert Filter.parse(wanted.document) == wanted
 
 
 @settings(deadline=None)

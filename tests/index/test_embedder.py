@@ -3,6 +3,7 @@
 import io
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,39 @@ def test_vectors_do_not_depend_on_the_batch(embedder: Embedder) -> None:
     np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-6)
 
 
+def test_vectors_do_not_depend_on_the_threads(bundle: Bundle, embedder: Embedder) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (29, SIDE, SIDE, 3), dtype=np.uint8)
+    expected = embedder.embed(pixels)
+    for threads in (2, 3):
+        spread = Embedder(bundle, threads=threads)
+        for count in (0, 1, 2, 3, 8, 29):
+            np.testing.assert_allclose(spread.embed(pixels[:count]), expected[:count], atol=1e-6)
+
+
+def test_many_callers_at_once_each_get_their_own_vectors(bundle: Bundle, embedder: Embedder) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (60, SIDE, SIDE, 3), dtype=np.uint8)
+    expected = embedder.embed(pixels)
+    spread = Embedder(bundle, threads=2)
+    starts = range(50)
+    with ThreadPoolExecutor(8) as callers:
+        answers = callers.map(lambda start: spread.embed(pixels[start : start + 1 + start % 5]), starts)
+    for start, vectors in zip(starts, answers, strict=True):
+        np.testing.assert_allclose(vectors, expected[start : start + 1 + start % 5], atol=1e-6)
+
+
+def test_an_embedder_takes_its_threads_with_it(bundle: Bundle) -> None:
+    before = set(threading.enumerate())
+    embedder = Embedder(bundle, threads=2)
+    embedder.embed(np.zeros((8, SIDE, SIDE, 3), np.uint8))
+    list(embedder.embed_images(photos(20)))
+    started = set(threading.enumerate()) - before
+    assert started
+    del embedder
+    for thread in started:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+
+
 def test_no_pixels_are_no_vectors(embedder: Embedder) -> None:
     assert embedder.embed(np.zeros((0, SIDE, SIDE, 3), np.uint8)).shape == (0, 48)
 
@@ -67,22 +101,24 @@ class FakeRuntime:
         self.installed, self.working = installed, working
         self.entries: dict[str, str] = {}
         self.asked: list[str] = []
-        self.shapes: list[int] = []
+        self.runs: list[tuple[int, int]] = []
+        """How many threads the session had and how many images it got."""
         self.SessionOptions = lambda: SimpleNamespace(add_session_config_entry=self.entries.__setitem__)
 
     def get_available_providers(self) -> list[str]:
         return self.installed
 
     def InferenceSession(self, path: str, options: Any, providers: list[tuple[str, dict[str, Any]]]) -> Any:
-        self.options = options
         self.asked = [name for name, _ in providers]
-        return SimpleNamespace(
-            get_providers=lambda: self.working, get_inputs=lambda: [SimpleNamespace(name="pixels")], run=self.run
-        )
 
-    def run(self, outputs: None, inputs: dict[str, Any]) -> list[Any]:
-        self.shapes.append(len(inputs["pixels"]))
-        return [np.zeros((len(inputs["pixels"]), 48), np.float32)]
+        def run(outputs: None, inputs: dict[str, Any]) -> list[Any]:
+            count = len(inputs["pixels"])
+            self.runs.append((options.intra_op_num_threads, count))
+            return [np.zeros((count, 48), np.float32)]
+
+        return SimpleNamespace(
+            get_providers=lambda: self.working, get_inputs=lambda: [SimpleNamespace(name="pixels")], run=run
+        )
 
 
 TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
@@ -117,21 +153,31 @@ def test_the_fastest_provider_is_asked_for_and_a_slower_one_is_warned_of(
 
 
 def test_batches_are_as_large_as_the_provider_likes(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    for provider, shapes in ((CUDA, [32, 4, 1]), (CPU, [8, 8, 8, 8, 4, 1])):
+    for provider, threads, shapes in ((CUDA, 5, [32, 4, 1]), (CPU, 1, [4] * 9 + [1])):
         runtime = FakeRuntime([provider], [provider])
         monkeypatch.setattr(index.embedder, "onnxruntime", lambda runtime=runtime: runtime)
-        Embedder(bundle).embed(np.zeros((37, SIDE, SIDE, 3), np.uint8))
-        assert runtime.shapes == shapes
+        Embedder(bundle, threads=threads).embed(np.zeros((37, SIDE, SIDE, 3), np.uint8))
+        assert runtime.runs == [(threads, shape) for shape in shapes]
 
 
-def test_a_session_takes_the_threads_it_is_given_or_all_usable(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("images", "runs"),
+    [
+        (1, [(5, 1)]),
+        (4, [(5, 4)]),
+        (5, [(1, 1)] * 5),
+        (20, [(1, 4)] * 5),
+        (43, [(1, 1)] * 3 + [(1, 4)] * 10),
+    ],
+)
+def test_enough_images_are_shared_among_lanes_of_one_thread_each(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, images: int, runs: list[tuple[int, int]]
+) -> None:
     runtime = FakeRuntime([CPU], [CPU])
     monkeypatch.setattr(index.embedder, "onnxruntime", lambda: runtime)
     monkeypatch.setattr(index.embedder, "usable_cores", lambda: 5)
-    Embedder(bundle)
-    assert runtime.options.intra_op_num_threads == 5
-    Embedder(bundle, threads=2)
-    assert runtime.options.intra_op_num_threads == 2
+    Embedder(bundle).embed(np.zeros((images, SIDE, SIDE, 3), np.uint8))
+    assert sorted(runtime.runs) == runs
     assert runtime.entries == {"session.intra_op.allow_spinning": "0"}
 
 
@@ -164,8 +210,8 @@ def test_a_bad_image_does_not_make_a_batch_smaller(bundle: Bundle, monkeypatch: 
     monkeypatch.setattr(index.embedder, "onnxruntime", lambda: runtime)
     images = photos(18)
     images[3:3] = [b"bad"] * 5
-    assert len(list(Embedder(bundle).embed_images(images))) == 23
-    assert runtime.shapes == [8, 8, 2]
+    assert len(list(Embedder(bundle, threads=2).embed_images(images))) == 23
+    assert sorted(runtime.runs) == [(1, 2), (1, 4), (1, 4), (1, 4), (1, 4)]
 
 
 def test_the_bulk_path_keeps_to_its_limits(embedder: Embedder, tmp_path: Path) -> None:
@@ -185,13 +231,13 @@ def test_the_bulk_path_reads_ahead_but_not_without_bound(embedder: Embedder) -> 
             read += 1
             yield tiny_photo(read % len(COLOURS), 0)
 
-    before = threading.active_count()
     answers = embedder.embed_images(endless())
     first = [next(answers) for _ in range(5)]
     assert [place for place, _ in first] == [0, 1, 2, 3, 4]
-    assert 8 < read <= 128
+    assert 8 < read <= 32
     answers.close()  # type: ignore[attr-defined]
-    assert threading.active_count() == before, "an abandoned job leaves no thread behind"
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("decode")]
+    assert not left, "an abandoned job leaves none of its threads behind"
 
 
 def test_an_error_of_the_source_reaches_the_caller(embedder: Embedder) -> None:
