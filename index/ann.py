@@ -143,7 +143,7 @@ class Searcher:
                 return self._scan(queries, count, selection)
             # Neighbours further down the list take more effort to find, but less than in proportion.
             wanted = self.plan.filtered_effort if filtered else self.plan.effort
-            wanted = int(wanted * max(1.0, count / MEASURED_AT) ** 0.75)
+            wanted = int(wanted * max(1.0, count / MEASURED_AT) ** 0.85)
             if selection is not None:
                 return self._selected(queries, count, selection, wanted)
             if wanted * STEP_COST[self.plan.kind] >= self.count * SCAN_COST:
@@ -168,19 +168,24 @@ class Searcher:
         return scores, positions
 
     def _selected(self, queries: Queries, count: int, selection: Selection, wanted: int) -> Results:
-        """Walks ever further around the queries until `wanted` selected positions are met, or a scan costs less.
+        """Walks ever further around the queries until enough that is selected is met, or a scan costs less.
 
-        A walk is trusted for a query only if the part it explored holds enough of what is selected: near a query
-        far from all that matches there is little or nothing, and its true neighbours may be anywhere.
+        A walk is trusted for a query only if the selected positions lie about as dense around it as everywhere:
+        near a query far from all that matches there is little or nothing, and its true neighbours may be anywhere.
         """
         found = _unfilled(len(queries), count)
         pending = np.arange(len(queries))
         effort = wanted * self.count // max(1, selection.count)
         scan = selection.count + self.count * TEST_COST
         while len(pending) and effort * STEP_COST[self.plan.kind] < scan:
-            scores, positions = self._explored(queries[pending], count, selection, effort)
+            if self.plan.kind == "hnsw":
+                scores, positions = self.walk(queries[pending], effort, effort)
+                near, enough = max(count, 3 * effort * count // wanted), count
+            else:
+                scores, positions = self.walk(queries[pending], 4 * count, effort, selection)
+                near, enough = 4 * count, 4 * count
             kept = (positions >= 0) & selection.mask[positions]
-            trusted = np.count_nonzero(kept, axis=1) >= max(count, min(wanted // 2, positions.shape[1]))
+            trusted = np.count_nonzero(kept[:, :near], axis=1) >= enough
             for row in np.flatnonzero(trusted):
                 found[0][pending[row]] = scores[row, kept[row]][:count]
                 found[1][pending[row]] = positions[row, kept[row]][:count]
@@ -189,12 +194,6 @@ class Searcher:
         if len(pending):
             found[0][pending], found[1][pending] = self._scan(queries[pending], count, selection)
         return found
-
-    def _explored(self, queries: Queries, count: int, selection: Selection, effort: int) -> Results:
-        """All that a walk on the graph met nearby, selected or not; or from the lists a multiple of the wanted."""
-        if self.plan.kind == "hnsw":
-            return self.walk(queries, effort, effort)
-        return self.walk(queries, 4 * count, effort, selection)
 
     def _scan(self, queries: Queries, count: int, selection: Selection | None) -> Results:
         """Compares with every selected vector."""

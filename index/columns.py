@@ -201,8 +201,8 @@ class Columns:
                 mask &= self._column(name).mask(condition, len(self))
             elif not condition.matches(None):
                 mask[:] = False
-        if filter.negated is not None:
-            mask &= ~self.mask(filter.negated)
+        for negated in filter.negated:
+            mask &= ~self.mask(negated)
         return mask
 
     def facets(self, limit: int, allowed: Mask | None = None) -> list[Facet]:

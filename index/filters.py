@@ -2,8 +2,8 @@
 
     {"category": "mug", "colour": ["red", "blue"], "price": {"gte": 5, "lt": 20}, "not": {"brand": "Acme"}}
 
-All keys must hold; one value of a list suffices; `not` holds a filter and is its plain complement, so an item that
-lacks the attribute passes. Equality is typed: 1 equals 1.0, but neither true nor "1".
+All keys must hold; one value of a list suffices; `not` holds a filter, or a list of them, none of which may match: a
+plain complement, so an item that lacks the attribute passes. Equality is typed: 1 equals 1.0, but neither true nor "1".
 """
 
 import json
@@ -101,10 +101,10 @@ Condition = AnyOf | Range | Exists
 
 @dataclass(frozen=True)
 class Filter:
-    """Conditions that all hold, and a filter that must not. Equal filters are equal keys of a cache."""
+    """Conditions that all hold, and filters that must not. Equal filters are equal keys of a cache."""
 
     conditions: tuple[tuple[str, Condition], ...] = ()
-    negated: "Filter | None" = None
+    negated: tuple["Filter", ...] = ()
 
     @classmethod
     def parse(cls, document: object) -> "Filter":
@@ -115,13 +115,16 @@ class Filter:
         """Whether an item with these attributes passes: the definition that every engine must agree with."""
         if not all(condition.matches(attributes.get(name)) for name, condition in self.conditions):
             return False
-        return self.negated is None or not self.negated.matches(attributes)
+        return not any(negated.matches(attributes) for negated in self.negated)
 
     @property
     def document(self) -> dict[str, object]:
         """The canonical JSON of the filter, which parses to an equal one."""
-        document = {name: condition.document for name, condition in self.conditions}
-        return document if self.negated is None else {**document, "not": self.negated.document}
+        document: dict[str, object] = {name: condition.document for name, condition in self.conditions}
+        if self.negated:
+            negated = [negated.document for negated in self.negated]
+            document["not"] = negated[0] if len(negated) == 1 else negated
+        return document
 
 
 class _Parser:
@@ -140,14 +143,24 @@ class _Parser:
                 'Write attributes and what they must be, such as {"colour": "red"}.',
             )
         conditions = sorted(self._all_conditions(document, path), key=operator.itemgetter(0))
-        if "not" not in document:
-            return Filter(tuple(conditions))
-        negated = self.filter(document["not"], f"{path}.not", depth + 1)
-        if negated == Filter():
+        return Filter(
+            tuple(conditions), self._negated(document["not"], f"{path}.not", depth) if "not" in document else ()
+        )
+
+    def _negated(self, document: object, path: str, depth: int) -> tuple[Filter, ...]:
+        if document == []:
             raise FilterError(
-                f"{path}.not is {{}}, which excludes every item.", "Leave it out, or say what to exclude."
+                f"{path} is an empty list, which excludes nothing.", "Leave it out, or say what to exclude."
             )
-        return Filter(tuple(conditions), negated)
+        paths = (
+            {f"{path}[{i}]": one for i, one in enumerate(document)} if isinstance(document, list) else {path: document}
+        )
+        negated = {self.filter(one, place, depth + 1): place for place, one in paths.items()}
+        if Filter() in negated:
+            raise FilterError(
+                f"{negated[Filter()]} is {{}}, which excludes every item.", "Leave it out, or say what to exclude."
+            )
+        return tuple(sorted(negated, key=lambda one: json.dumps(one.document, sort_keys=True)))
 
     def _all_conditions(self, document: Mapping[object, object], path: str) -> Iterator[tuple[str, Condition]]:
         for name, wanted in document.items():

@@ -1,14 +1,19 @@
 """Sources: what a shop hands in to be indexed, as a stream of items with the places of their photos."""
 
 import csv
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from index.errors import LookalikeError
 from index.images import FORMATS
-from index.items import Attribute, Item
+from index.items import MAX_INTEGER, Attribute, Item
 
+_INTEGER = re.compile(r"[+-]?\d+")
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp"}
 _REQUIRED = ("item_id", "image")
 _OWN = (*_REQUIRED, "image_id", "title", "url")
@@ -60,20 +65,23 @@ def _read_csv(table: Path) -> Iterator[SourceImage]:
                     "Mend the row.",
                 )
             attributes = {key: _typed(value) for key, value in row.items() if key not in _OWN and value}
-            item = Item(
-                id=row["item_id"],
-                title=row.get("title") or "",
-                url=row.get("url") or "",
-                attributes=attributes,
-            )
+            try:
+                item = Item(
+                    id=row["item_id"], title=row.get("title") or "", url=row.get("url") or "", attributes=attributes
+                )
+            except ValidationError as error:
+                fault = error.errors()[0]
+                where = ".".join(map(str, fault["loc"]))
+                raise LookalikeError(
+                    f"{table}, line {rows.line_num}, {where}: {fault['msg']}.", "Mend the row."
+                ) from None
             yield SourceImage(item, row.get("image_id") or row["image"], table.parent / row["image"])
 
 
 def _typed(text: str) -> Attribute:
-    """Numbers become numbers, so that a price can be compared; all else stays text."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    """Numbers become numbers, so that a price can be compared; all else, and what is none that can be, stays text."""
+    try:
+        number = int(text) if _INTEGER.fullmatch(text) else float(text)
+    except ValueError:
+        return text
+    return number if math.isfinite(number) and abs(number) <= MAX_INTEGER and "_" not in text else text

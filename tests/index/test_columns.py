@@ -48,7 +48,11 @@ conditions = (
 plain = st.dictionaries(names | st.just("unknown"), conditions, max_size=3)
 filters = st.recursive(
     plain,
-    lambda inner: st.builds(lambda outer, inner: {**outer, "not": inner}, plain, inner.filter(bool)),
+    lambda inner: st.builds(
+        lambda outer, inner: {**outer, "not": inner},
+        plain,
+        inner.filter(bool) | st.lists(inner.filter(bool), min_size=1, max_size=3),
+    ),
     max_leaves=4,
 )
 

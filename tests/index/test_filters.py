@@ -39,6 +39,7 @@ MUG: dict[str, Attribute] = {
         {"not": {"brand": "Acme"}},
         {"not": {"category": "mug", "colour": "blue"}},
         {"not": {"not": {"category": "mug"}}},
+        {"not": [{"brand": "Acme"}, {"colour": "no such colour"}]},
         {"category": "mug", "not": {"price": {"gt": 7.5}}},
     ],
 )
@@ -66,6 +67,7 @@ def test_a_matching_filter(document: dict[str, object]) -> None:
         {"brand": {"exists": True}},
         {"sale": {"exists": False}},
         {"not": {"category": "mug"}},
+        {"not": [{"brand": "Acme"}, {"category": "mug"}]},
         {"category": "mug", "not": {"price": {"lt": 8}}},
     ],
 )
@@ -89,6 +91,9 @@ def nested(times: int) -> dict[str, Any]:
         (["red"], "filter is a list, not an object.", '{"colour": "red"}'),
         ({"not": "mug"}, 'filter.not is "mug", not an object.', '{"colour": "red"}'),
         ({"not": {}}, "filter.not is {}, which excludes every item.", "Leave it out"),
+        ({"not": [{"a": 1}, {}]}, "filter.not[1] is {}, which excludes every item.", "Leave it out"),
+        ({"not": []}, "filter.not is an empty list, which excludes nothing.", "Leave it out"),
+        ({"not": [{"a": None}]}, "filter.not[0].a is null.", "exists"),
         ({"price": None}, "filter.price is null.", '{"exists": false}'),
         ({"price": [5, None]}, "filter.price[1] is null.", '{"exists": false}'),
         ({"price": {"gte": None}}, "filter.price.gte is null.", '{"exists": false}'),
@@ -149,6 +154,8 @@ def test_the_limits_themselves_are_allowed() -> None:
         ({"a": 0}, {"a": -0.0}),
         ({"a": {"gte": 1, "lt": 5}}, {"a": {"lt": 5.0, "gte": 1.0}}),
         ({"not": {"a": [1, 2]}}, {"not": {"a": [2, 1]}}),
+        ({"not": [{"a": 1}, {"b": 2}, {"a": 1}]}, {"not": [{"b": 2}, {"a": 1}]}),
+        ({"not": [{"a": 1}]}, {"not": {"a": 1}}),
     ],
 )
 def test_two_spellings_of_one_filter_are_one_key(one: dict[str, object], other: dict[str, object]) -> None:
