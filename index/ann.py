@@ -41,8 +41,8 @@ LANDMARKS = 1024
 ENTRIES = 4
 """A walk on the graph starts at the nearest of that many landmarks. FAISS's own descent through the upper levels
 gets lost between clusters: at the same effort it answered ten times as many queries with nothing that is near."""
-REFINE = 32
-"""Of an inverted file's candidates, ordered by one bit a dimension, that many times the wanted are compared in full."""
+REFINED = 5
+"""Results that an inverted file compares in full for each list read; before, one bit a dimension must do."""
 HELD_OUT = 256
 """Vectors that a build holds out as queries to measure recall with."""
 MEASURED_AT = 10
@@ -153,7 +153,7 @@ class Searcher:
     def walk(self, queries: Queries, count: int, effort: int, selection: Selection | None = None) -> Results:
         """Searches the graph or the lists with a given effort; only the lists can take a selection."""
         if self.plan.kind == "ivf":
-            found: Results = self._index.search(queries, count, params=_list_parameters(effort, selection))
+            found: Results = self._index.search(queries, count, params=_list_parameters(count, effort, selection))
             return found
         library = faiss()
         similarities, nearest = self._entries.search(queries, min(ENTRIES, len(self._landmarks)))
@@ -176,8 +176,8 @@ class Searcher:
         found = _unfilled(len(queries), count)
         pending = np.arange(len(queries))
         effort = wanted * self.count // max(1, selection.count)
-        scan = selection.count + self.count * TEST_COST
-        while len(pending) and effort * STEP_COST[self.plan.kind] < scan:
+        affordable = (selection.count + self.count * TEST_COST) / STEP_COST[self.plan.kind]
+        while len(pending) and effort < affordable:
             if self.plan.kind == "hnsw":
                 scores, positions = self.walk(queries[pending], effort, effort)
                 near, enough = max(count, 3 * effort * count // wanted), count
@@ -191,6 +191,7 @@ class Searcher:
                 found[1][pending[row]] = positions[row, kept[row]][:count]
             pending = pending[~trusted]
             effort *= 4
+            affordable /= 2
         if len(pending):
             found[0][pending], found[1][pending] = self._scan(queries[pending], count, selection)
         return found
@@ -307,10 +308,13 @@ def _graph_parameters(effort: int) -> Any:
     return faiss().SearchParametersHNSW(efSearch=effort)
 
 
-def _list_parameters(effort: int, selection: Selection | None) -> Any:
+def _list_parameters(count: int, effort: int, selection: Selection | None) -> Any:
     library = faiss()
+    refined = REFINED * effort
+    if selection:
+        refined = refined * selection.count // len(selection.mask)
     lists = library.IVFRaBitQSearchParameters(nprobe=effort, sel=selection and selection.selector)
-    return library.IndexRefineSearchParameters(k_factor=REFINE / (4 if selection else 1), base_index_params=lists)
+    return library.IndexRefineSearchParameters(k_factor=max(1.0, refined / count), base_index_params=lists)
 
 
 def _unfilled(queries: int, count: int) -> Results:

@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
 from index.errors import LookalikeError
-from index.files import file_digest, write_text
+from index.files import file_digest, fsync_directory, write_text, written_whole
 from index.images import Preprocessing
 from index.items import Frozen
 
@@ -84,6 +86,28 @@ class Bundle:
                 "Export it again or restore it from a copy.",
             )
         return bundle
+
+    def copy_to(self, directory: Path) -> None:
+        """Copies the bundle to a place of its own, whole or not at all; one that is there already stays."""
+        if directory.is_dir():
+            return
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        try:
+            for name in (MODEL_FILE, CARD_FILE, README_FILE):
+                if (self.directory / name).is_file():
+                    with written_whole(temporary / name) as copy:
+                        shutil.copyfile(self.directory / name, copy)
+            try:
+                temporary.rename(directory)
+            except OSError:
+                if not directory.is_dir():  # or else another process was faster
+                    raise
+            fsync_directory(directory.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def bundle_id(model_digest: str, preprocessing: Preprocessing) -> str:

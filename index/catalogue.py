@@ -189,16 +189,19 @@ class Catalogue:
     # Bundles and generations
 
     def set_generation(self, bundle: int, generation: str | None, change: int) -> None:
-        """Names the newest generation of a bundle, and forgets removals that only older readers could miss."""
+        """Names the newest generation of a bundle, and forgets the removals that no reader can miss."""
         with self._transaction():
-            last = self._count("SELECT generation_change FROM bundles WHERE key = ?", bundle)
+            # One generation back for this bundle: a reader that has not yet opened the new one can still follow.
+            # The others count as they are: whoever opens one of them must learn what went since it was built.
+            oldest = self._count(
+                "SELECT min(generation_change) FROM bundles WHERE generation IS NOT NULL OR key = ?", bundle
+            )
             self._db.execute(
                 "UPDATE bundles SET generation = ?, generation_change = ? WHERE key = ?", (generation, change, bundle)
             )
-            # One generation back, so that a reader who has not yet opened the new one can still follow.
             query = "UPDATE counters SET value = ? WHERE name = 'forgotten' AND value < ?"
-            if self._db.execute(query, (last, last)).rowcount:
-                self._db.execute("DELETE FROM removed WHERE change <= ?", (last,))
+            if self._db.execute(query, (oldest, oldest)).rowcount:
+                self._db.execute("DELETE FROM removed WHERE change <= ?", (oldest,))
 
     def set_current(self, bundle: int) -> None:
         """Makes a bundle the live one, with its generation."""

@@ -1,10 +1,11 @@
 """The embedded engine: a SQLite catalogue and FAISS generations in one folder."""
 
 import logging
+import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -14,12 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index import searching
+from index.bundle import Bundle
 from index.catalogue import Catalogue
-from index.compaction import CATALOGUE_FILE, GENERATIONS, RECALL_TARGET, Progress, compact, compaction_lock, is_due
+from index.compaction import (
+    CATALOGUE_FILE,
+    GENERATIONS,
+    RECALL_TARGET,
+    Progress,
+    clean,
+    compact,
+    compaction_lock,
+    is_due,
+)
 from index.errors import LookalikeError
 from index.filters import Filter
 from index.follower import Follower
 from index.gallery import BundleMismatch, GalleryStats, ItemMissing, Scanned
+from index.generations import Manifest, read_manifest
 from index.items import Found, Item, NewImage
 from index.reader import BundleRow
 from index.searching import MAX_TOP, Ask, Page, SearchError
@@ -27,6 +39,7 @@ from index.state import State
 
 log = logging.getLogger(__name__)
 
+BUNDLES = "bundles"
 _PAUSE = 60.0
 """Seconds before a compaction that failed is tried again."""
 
@@ -44,9 +57,10 @@ class EmbeddedGallery:
         self._version = -1
         self._live: str | None = None
         self._followers: dict[str, Follower] = {}
+        self._rehearsals: dict[str, Follower] = {}
 
     def close(self) -> None:
-        for follower in self._followers.values():
+        for follower in (*self._followers.values(), *self._rehearsals.values()):
             follower.settle()
         if self._maintainer:
             self._maintainer.close()
@@ -63,18 +77,47 @@ class EmbeddedGallery:
     def delete_images(self, item_id: str, image_ids: Iterable[str]) -> int:
         return self._catalogue.delete_images(item_id, image_ids)
 
-    def activate(self, bundle_id: str, *, on_progress: Progress = lambda done, total: None) -> str:
+    def prepare(self, bundle_id: str, *, on_progress: Progress = lambda done, total: None) -> Manifest:
         bundle = self._catalogue.read.bundle(bundle_id)
         name = None
         if bundle:
             with compaction_lock(self._directory, wait=True):
                 name = self._compact(bundle, on_progress=on_progress)
-        if bundle is None or name is None:
+        if name is None:
             raise LookalikeError(
                 f"The gallery has no vectors of bundle {bundle_id}.", "Index images with `lookalike reindex` first."
             )
-        self._catalogue.set_current(bundle.key)
-        return name
+        return read_manifest(self._directory / GENERATIONS / name)
+
+    def activate(self, bundle_id: str, *, on_progress: Progress = lambda done, total: None) -> str:
+        manifest = self.prepare(bundle_id, on_progress=on_progress)
+        self._catalogue.set_current(self._known_bundle(bundle_id).key)
+        return manifest.name
+
+    def rollback(self) -> str:
+        previous = self._catalogue.read.current().previous
+        if previous is None:
+            raise LookalikeError(
+                "The gallery has no bundle to return to.", "Index with another bundle by `lookalike reindex`."
+            )
+        self.activate(previous.id)
+        return previous.id
+
+    def drop_bundle(self, bundle_id: str) -> None:
+        bundle, live = self._known_bundle(bundle_id), self._catalogue.read.current().bundle
+        if live and live.id == bundle_id:
+            raise LookalikeError(f"Bundle {bundle_id} is live.", "Activate another one first.")
+        with compaction_lock(self._directory, wait=True):
+            self._catalogue.drop_bundle(bundle.key)
+            clean(self._directory / GENERATIONS, self._catalogue)
+        shutil.rmtree(self._directory / BUNDLES / bundle_id, ignore_errors=True)
+
+    def _known_bundle(self, bundle_id: str) -> BundleRow:
+        bundle = self._catalogue.read.bundle(bundle_id)
+        if bundle is None:
+            known = ", ".join(row.id for row in self._catalogue.read.bundles()) or "none"
+            raise LookalikeError(f"The gallery has no vectors of bundle {bundle_id}.", f"It has those of: {known}.")
+        return bundle
 
     def compact(self, *, rebuild: bool = False, on_progress: Progress = lambda done, total: None) -> str | None:
         with compaction_lock(self._directory, wait=True):
@@ -91,6 +134,14 @@ class EmbeddedGallery:
             on_progress=on_progress,
         )
 
+    # Bundles
+
+    def keep_bundle(self, bundle: Bundle) -> None:
+        bundle.copy_to(self._directory / BUNDLES / bundle.id)
+
+    def kept_bundle(self, bundle_id: str) -> Bundle:
+        return Bundle.load(self._directory / BUNDLES / bundle_id)
+
     # Reading
 
     def get(self, item_id: str) -> Item | None:
@@ -98,6 +149,16 @@ class EmbeddedGallery:
 
     def digests(self, item_id: str, bundle_id: str) -> dict[str, str]:
         return self._catalogue.read.digests(item_id, bundle_id)
+
+    def known(self, item_ids: Iterable[str], bundle_id: str) -> dict[tuple[str, str], str]:
+        return self._catalogue.read.known(list(item_ids), bundle_id)
+
+    def image_ids(self) -> Iterator[tuple[str, str]]:
+        with self._catalogue.reading() as reader:
+            yield from reader.image_ids()
+
+    def images_without(self, bundle_id: str) -> int:
+        return self._catalogue.read.images_without(bundle_id)
 
     def thumbnail(self, digest: str) -> bytes | None:
         return self._catalogue.read.thumbnail(digest)
@@ -122,8 +183,9 @@ class EmbeddedGallery:
         min_score: float | None = None,
         exclude: Sequence[str] = (),
         cursor: str | None = None,
+        rehearsal: bool = False,
     ) -> Found:
-        state = self._state(bundle_id)
+        state = self._rehearsed(bundle_id) if rehearsal else self._state(bundle_id)
         if state is None:
             return Found([[] for _ in vectors], None, self._catalogue.read.change())
         if vectors.ndim != 2 or vectors.shape[1] != state.bundle.dimension or not isfinite(vectors.sum()):
@@ -147,12 +209,10 @@ class EmbeddedGallery:
         exclude: Sequence[str] = (),
         cursor: str | None = None,
     ) -> Found:
-        bundle = self._catalogue.read.current().bundle
-        vectors = self._catalogue.read.item_vectors(item_id, bundle.key) if bundle else {}
-        if not bundle or not vectors:
+        state = self._live_state()
+        vectors = self._catalogue.read.item_vectors(item_id, state.bundle.key) if state else {}
+        if not state or not vectors:
             raise ItemMissing(item_id)
-        state = self._state(bundle.id)
-        assert state is not None
         group = np.stack(list(vectors.values()))
         return self._find(state, [group], top, filter, min_score, [item_id, *exclude], cursor)
 
@@ -180,13 +240,13 @@ class EmbeddedGallery:
     def stats(self) -> GalleryStats:
         current = self._catalogue.read.current()
         items, images = self._catalogue.read.counts()
-        state = self._state(current.bundle.id) if current.bundle else None
+        state = self._live_state()
         plan = state.generation.searcher.plan if state else None
         return GalleryStats(
             items=items,
             images=images,
             change=current.change,
-            bundle_id=current.bundle.id if current.bundle else None,
+            bundle_id=state.bundle.id if state else None,
             previous_bundle_id=current.previous.id if current.previous else None,
             dimension=state.bundle.dimension if state else None,
             generation=state.generation.name if state else None,
@@ -197,6 +257,17 @@ class EmbeddedGallery:
         )
 
     # Following
+
+    def _live_state(self) -> State | None:
+        """What a search with vectors of the live bundle looks at; none in a gallery that never held an image."""
+        while True:
+            self._look(self._catalogue.watch.version())
+            if self._live is None:
+                return None
+            try:
+                return self._state(self._live)
+            except BundleMismatch:
+                continue  # another bundle was activated just now
 
     def _state(self, bundle_id: str) -> State | None:
         """What a search with vectors of the bundle looks at: as new as the newest write of any process."""
@@ -215,6 +286,13 @@ class EmbeddedGallery:
             self._maintainer.consider(state)
         return state
 
+    def _rehearsed(self, bundle_id: str) -> State:
+        """The vectors of a bundle that is not live, for its tests."""
+        follower = self._rehearsals.get(bundle_id)
+        if follower is None:
+            follower = self._rehearsals[bundle_id] = self._new_follower(self._known_bundle(bundle_id))
+        return follower.state(self._catalogue.watch.version())
+
     def _look(self, version: int) -> None:
         """Learns which bundle is live; the one before is answered on for those who began with it."""
         with self._lock:
@@ -226,13 +304,13 @@ class EmbeddedGallery:
 
     def _follow(self, bundle_id: str) -> Follower:
         with self._lock:
-            bundle = self._catalogue.watch.bundle(bundle_id)
-            assert bundle is not None, "the live bundle is always known"
             if bundle_id not in self._followers:
-                damaged = self._maintainer.start if self._maintainer else lambda: None
-                root = self._directory / GENERATIONS
-                self._followers[bundle_id] = Follower(self._catalogue, root, bundle, damaged)
+                self._followers[bundle_id] = self._new_follower(self._known_bundle(bundle_id))
             return self._followers[bundle_id]
+
+    def _new_follower(self, bundle: BundleRow) -> Follower:
+        damaged = self._maintainer.start if self._maintainer else lambda: None
+        return Follower(self._catalogue, self._directory / GENERATIONS, bundle, damaged)
 
 
 def _cursor(page: Page, vectors: NDArray[np.float32], ask: Ask) -> str:

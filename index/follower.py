@@ -58,6 +58,11 @@ class Follower:
 
     def _opened(self, bundle: BundleRow) -> State:
         generation, _ = open_generation(self._root / str(bundle.generation))
+        if generation.change < self._catalogue.watch.current().forgotten:
+            raise GenerationError(
+                f"The generation {generation.name} is older than the catalogue remembers removals.",
+                "It can be made again: lookalike gallery compact.",
+            )
         return State.of(bundle, generation)
 
     def _tell_damage(self, bundle: BundleRow, error: GenerationError) -> None:

@@ -1,6 +1,6 @@
 """The gallery: what index hands over. One interface; the address decides the engine behind it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from index.bundle import Bundle
 from index.errors import LookalikeError
 from index.filters import Filter
+from index.generations import Manifest
 from index.items import Found, Frozen, Item, NewImage
 
 Progress = Callable[[int, int], None]
@@ -78,6 +80,12 @@ class Gallery(Protocol):
     def delete_images(self, item_id: str, image_ids: Iterable[str]) -> int:
         """Removes some images of an item."""
 
+    def keep_bundle(self, bundle: Bundle) -> None:
+        """Keeps a copy of the bundle with its vectors, so that whoever opens the gallery can embed queries for it."""
+
+    def kept_bundle(self, bundle_id: str) -> Bundle:
+        """The copy that was kept."""
+
     def get(self, item_id: str) -> Item | None:
         """An item by its id."""
 
@@ -100,11 +108,13 @@ class Gallery(Protocol):
         min_score: float | None = None,
         exclude: Sequence[str] = (),
         cursor: str | None = None,
+        rehearsal: bool = False,
     ) -> Found:
         """For each query vector the `top` most similar items, best first, each with its best image.
 
         The caller names the bundle that made the vectors: those of another one are never compared. Items in `exclude`
-        are left out; the `cursor` of an answer to one query continues it.
+        are left out; the `cursor` of an answer to one query continues it. A `rehearsal` searches the vectors of a
+        bundle before it is live.
         """
 
     def search_item(
@@ -118,6 +128,24 @@ class Gallery(Protocol):
         cursor: str | None = None,
     ) -> Found:
         """The items most similar to a stored one, itself left out, by whichever of its images is nearest."""
+
+    def known(self, item_ids: Iterable[str], bundle_id: str) -> dict[tuple[str, str], str]:
+        """Item and image id to content digest, for those images of the items that have a vector of the bundle."""
+
+    def image_ids(self) -> Iterator[tuple[str, str]]:
+        """Item and image id of every image, by item."""
+
+    def images_without(self, bundle_id: str) -> int:
+        """How many images a search with the bundle could not find."""
+
+    def prepare(self, bundle_id: str, *, on_progress: Progress = ...) -> Manifest:
+        """Builds the generation of a bundle's vectors without making it live, and tells what was measured."""
+
+    def rollback(self) -> str:
+        """Makes the bundle before the live one live again; answers its id."""
+
+    def drop_bundle(self, bundle_id: str) -> None:
+        """Removes the vectors of a bundle that is not live, its generation and its copy."""
 
     def activate(self, bundle_id: str, *, on_progress: Progress = ...) -> str:
         """Builds the generation of a bundle's vectors and makes both live together; answers its name."""

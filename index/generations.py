@@ -26,6 +26,7 @@ from index.items import Frozen, Item, StoredImage
 from index.reader import Reader
 
 INDEX_FILE, RECORDS_FILE, MANIFEST_FILE = "index.faiss", "records.arrays", "manifest.json"
+_REMEDY = "It can be made again: lookalike gallery compact."
 DEAD = -1
 """The key at a position whose image has gone or was replaced since an index was begun: it is never answered."""
 
@@ -40,6 +41,7 @@ class Manifest(Frozen):
     """What a generation holds, beside its files."""
 
     schema_version: int = 2
+    name: str
     bundle_id: str
     change: int = Field(description="the catalogue's change number that it reflects")
     images: int
@@ -162,16 +164,24 @@ class Generation:
         return dict(zip(places[found].tolist(), wanted[found].tolist(), strict=True))
 
 
+def read_manifest(directory: Path) -> Manifest:
+    """What a generation says of itself."""
+    try:
+        return Manifest.model_validate_json((directory / MANIFEST_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as error:
+        raise GenerationError(f"The generation {directory} cannot be read: {error}.", _REMEDY) from None
+
+
 def open_generation(directory: Path) -> tuple[Generation, Manifest]:
     """Opens a generation after checking every byte of it."""
-    remedy = "It can be made again: lookalike gallery compact."
-    try:
-        manifest = Manifest.model_validate_json((directory / MANIFEST_FILE).read_text(encoding="utf-8"))
-        for name in (INDEX_FILE, RECORDS_FILE):
-            if pieces_digest(directory / name) != manifest.digests.get(name):
-                raise GenerationError(f"{directory / name} is not as it was written.", remedy)
-    except (OSError, ValidationError) as error:
-        raise GenerationError(f"The generation {directory} cannot be read: {error}.", remedy) from None
+    manifest = read_manifest(directory)
+    for name in (INDEX_FILE, RECORDS_FILE):
+        try:
+            whole = pieces_digest(directory / name) == manifest.digests.get(name)
+        except OSError as error:
+            raise GenerationError(f"{directory / name} cannot be read: {error}.", _REMEDY) from None
+        if not whole:
+            raise GenerationError(f"{directory / name} is not as it was written.", _REMEDY)
     arrays = open_arrays(directory / RECORDS_FILE)
     searcher = Searcher(open_index(directory / INDEX_FILE), manifest.plan)
     return Generation(directory.name, manifest.change, searcher, arrays), manifest
@@ -196,6 +206,7 @@ def write_generation(
         write_arrays(temporary / RECORDS_FILE, arrays)
         dead = int(np.count_nonzero(arrays["keys"] == DEAD))
         manifest = Manifest(
+            name=directory.name,
             bundle_id=bundle_id,
             change=change,
             images=len(arrays["keys"]) - dead,

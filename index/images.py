@@ -177,8 +177,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def thumbnail(image: Image.Image, side: int = 320) -> bytes:
     """A small JPEG for people to look at; never used for embedding."""
-    small = image.copy()
-    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    scale = min(1.0, side / max(image.size))
+    size = (max(1, round(scale * image.width)), max(1, round(scale * image.height)))
+    small = image if size == image.size else image.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
     out = io.BytesIO()
-    small.save(out, "JPEG", quality=85, optimize=True)
+    small.save(out, "JPEG", quality=85)
     return out.getvalue()

@@ -223,6 +223,26 @@ class Reader:
         with self._lock:
             return dict(self._db.execute(query + " ORDER BY images.key", values).fetchall())
 
+    def known(self, item_ids: list[str], bundle_id: str) -> dict[tuple[str, str], str]:
+        """Item and image id to digest, of the items' images that have a vector of the bundle."""
+        query = (
+            "SELECT items.id, images.id, digest FROM items JOIN images ON item = items.key "
+            "JOIN vectors ON image = images.key WHERE items.id IN (SELECT value FROM json_each(?)) AND bundle = (SELECT key FROM bundles WHERE id = ?)"
+        )
+        with self._lock:
+            rows = self._db.execute(query, (json.dumps(item_ids), bundle_id)).fetchall()
+        return {(item_id, image_id): digest for item_id, image_id, digest in rows}
+
+    def image_ids(self) -> Iterator[tuple[str, str]]:
+        """Item and image id of every image, by item; within one instant."""
+        query = "SELECT items.id, images.id FROM items JOIN images ON item = items.key ORDER BY items.id, images.id"
+        yield from self._db.execute(query)
+
+    def images_without(self, bundle_id: str) -> int:
+        """Images that have no vector of a bundle."""
+        with_one = "SELECT count(*) FROM vectors WHERE bundle = (SELECT key FROM bundles WHERE id = ?)"
+        return self._number(f"SELECT (SELECT count(*) FROM images) - ({with_one})", bundle_id)
+
     def thumbnail(self, digest: str) -> bytes | None:
         with self._lock:
             row = self._db.execute("SELECT jpeg FROM thumbnails WHERE digest = ?", (digest,)).fetchone()

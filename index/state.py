@@ -105,9 +105,9 @@ class State:
 
     @property
     def pending(self) -> int:
-        """Images that a compaction would move into the generation or out of it."""
+        """Images that came or went since the generation was built, and items of it that changed."""
         dead = int(np.count_nonzero(self.generation.alive)) - int(np.count_nonzero(self.alive))
-        return sum(len(block) for block in self.blocks) + dead
+        return sum(len(block) for block in self.blocks) + dead + len(self.changed)
 
     def segments(self, wanted: Filter | None) -> list[Segment]:
         """The parts to search, each with the positions that match the filter."""
