@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 import index.commands
+import index.gallery_commands
 import service.commands
 import training.commands
 from index.errors import LookalikeError
@@ -31,6 +32,7 @@ for verb in (
     service.commands.serve,
 ):
     app.command(no_args_is_help=True)(verb)
+app.add_typer(index.gallery_commands.app, name="gallery")
 
 
 @app.callback()

@@ -44,12 +44,16 @@ gets lost between clusters: at the same effort it answered ten times as many que
 REFINED = 5
 """Results that an inverted file compares in full for each list read; before, one bit a dimension must do."""
 HELD_OUT = 256
-"""Vectors that a build holds out as queries to measure recall with."""
+"""Vectors that a build holds out as queries to measure recall with, or half of all; below 64 chance would decide."""
 MEASURED_AT = 10
 """The number of results whose recall a plan promises."""
 FILTERED_TARGET = 0.995
 """Filtered searches walk further out, where a graph is less accurate: they start from this to end above 0.99."""
+SPREAD = 3
+"""A walk is trusted with a selection if the answers are among the nearest of all, this many times as many as
+there would be if the selected positions were spread evenly."""
 LADDER = {
+    "exact": (0,),
     "hnsw": (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
     "ivf": (8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
 }
@@ -100,13 +104,10 @@ class Selection:
         self._gathered: tuple[NDArray[np.int64], Index] | None = None
 
     @cached_property
-    def selector(self) -> Any:
-        """FAISS's form of the selection; it keeps the bits alive."""
-        return faiss().IDSelectorBitmap(np.packbits(self.mask, bitorder="little"))
-
-    @cached_property
     def parameters(self) -> Any:
-        return faiss().SearchParameters(sel=self.selector)
+        """FAISS's form of the selection, which keeps its bits alive."""
+        selector = faiss().IDSelectorBitmap(np.packbits(self.mask, bitorder="little"))
+        return faiss().SearchParameters(sel=selector)
 
     def gathered(self, storage: Index) -> tuple[NDArray[np.int64], Index]:
         """The few selected positions, and an index of their vectors alone."""
@@ -144,16 +145,18 @@ class Searcher:
             # Neighbours further down the list take more effort to find, but less than in proportion.
             wanted = self.plan.filtered_effort if filtered else self.plan.effort
             wanted = int(wanted * max(1.0, count / MEASURED_AT) ** 0.85)
+            if filtered:
+                wanted = max(wanted, 2 * SPREAD * count)
             if selection is not None:
                 return self._selected(queries, count, selection, wanted)
             if wanted * STEP_COST[self.plan.kind] >= self.count * SCAN_COST:
                 return self._scan(queries, count, None)
             return self.walk(queries, count, wanted)
 
-    def walk(self, queries: Queries, count: int, effort: int, selection: Selection | None = None) -> Results:
-        """Searches the graph or the lists with a given effort; only the lists can take a selection."""
+    def walk(self, queries: Queries, count: int, effort: int) -> Results:
+        """Searches the graph or the lists with a given effort, without a plan."""
         if self.plan.kind == "ivf":
-            found: Results = self._index.search(queries, count, params=_list_parameters(count, effort, selection))
+            found: Results = self._index.search(queries, count, params=_list_parameters(count, effort))
             return found
         library = faiss()
         similarities, nearest = self._entries.search(queries, min(ENTRIES, len(self._landmarks)))
@@ -175,23 +178,18 @@ class Searcher:
         """
         found = _unfilled(len(queries), count)
         pending = np.arange(len(queries))
-        effort = wanted * self.count // max(1, selection.count)
+        share = selection.count / self.count
+        effort, near = (int(number / max(share, 1 / self.count)) for number in (wanted, SPREAD * count))
         affordable = (selection.count + self.count * TEST_COST) / STEP_COST[self.plan.kind]
         while len(pending) and effort < affordable:
-            if self.plan.kind == "hnsw":
-                scores, positions = self.walk(queries[pending], effort, effort)
-                near, enough = max(count, 3 * effort * count // wanted), count
-            else:
-                scores, positions = self.walk(queries[pending], 4 * count, effort, selection)
-                near, enough = 4 * count, 4 * count
+            scores, positions = self.walk(queries[pending], near, effort)
             kept = (positions >= 0) & selection.mask[positions]
-            trusted = np.count_nonzero(kept[:, :near], axis=1) >= enough
+            trusted = np.count_nonzero(kept, axis=1) >= count
             for row in np.flatnonzero(trusted):
                 found[0][pending[row]] = scores[row, kept[row]][:count]
                 found[1][pending[row]] = positions[row, kept[row]][:count]
             pending = pending[~trusted]
-            effort *= 4
-            affordable /= 2
+            effort, near, affordable = 4 * effort, 4 * near, affordable / 2
         if len(pending):
             found[0][pending], found[1][pending] = self._scan(queries[pending], count, selection)
         return found
@@ -234,7 +232,8 @@ def build(
 ) -> Built:
     """An index of the kind that suits the number of vectors, which may be a memory map, and its measured plan."""
     kind = kind or choose_kind(len(vectors))
-    plan = Plan(kind=kind, effort=0, filtered_effort=0, recall=1.0, target=target, queries=0)
+    least = LADDER[kind][0]
+    plan = Plan(kind=kind, effort=least, filtered_effort=least, recall=1.0, target=target, queries=0)
     with _team(threads):
         return _grow(_empty(kind, vectors), plan, vectors, on_progress)
 
@@ -308,13 +307,11 @@ def _graph_parameters(effort: int) -> Any:
     return faiss().SearchParametersHNSW(efSearch=effort)
 
 
-def _list_parameters(count: int, effort: int, selection: Selection | None) -> Any:
+@lru_cache(maxsize=1024)
+def _list_parameters(count: int, effort: int) -> Any:
     library = faiss()
-    refined = REFINED * effort
-    if selection:
-        refined = refined * selection.count // len(selection.mask)
-    lists = library.IVFRaBitQSearchParameters(nprobe=effort, sel=selection and selection.selector)
-    return library.IndexRefineSearchParameters(k_factor=max(1.0, refined / count), base_index_params=lists)
+    lists = library.IVFRaBitQSearchParameters(nprobe=effort)
+    return library.IndexRefineSearchParameters(k_factor=max(1.0, REFINED * effort / count), base_index_params=lists)
 
 
 def _unfilled(queries: int, count: int) -> Results:
@@ -336,9 +333,9 @@ def _empty(kind: Kind, vectors: Vectors) -> Index:
         index = library.IndexHNSWSQ(dimension, library.ScalarQuantizer.QT_fp16, LINKS, library.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = CONSTRUCTION_EFFORT
         return index
-    lists = 1 << max(0, round(np.log2(4 * count**0.5)))
+    lists = max(1, min(int(4 * count**0.5), count // 40))
     base = library.index_factory(dimension, f"IVF{lists},RaBitQ", library.METRIC_INNER_PRODUCT)
-    sample = np.random.default_rng(0).choice(count, min(count, 64 * lists), replace=False)
+    sample = np.random.default_rng(0).choice(count, min(count, 40 * lists), replace=False)
     base.train(vectors[np.sort(sample)].astype(np.float32))
     return library.IndexRefine(base, _empty_storage(dimension))
 
@@ -351,14 +348,15 @@ def _grow(index: Index, plan: Plan, vectors: Vectors, on_progress: Progress) -> 
         _append(index, vectors)
         on_progress(count, count)
         return Built(index, plan, rows)
-    held_out = np.sort(np.random.default_rng(0).choice(count, min(HELD_OUT, count // 2), replace=False))
+    size = min(HELD_OUT, count // 2) if count >= 128 else 0
+    held_out = np.sort(np.random.default_rng(0).choice(count, size, replace=False))
     order = np.concatenate((np.delete(rows, held_out), held_out))
-    for start in range(0, count - len(held_out), CHUNK):
-        part = order[start : min(start + CHUNK, count - len(held_out))]
+    for start in range(0, count - size, CHUNK):
+        part = order[start : min(start + CHUNK, count - size)]
         index.add(vectors[part].astype(np.float32))
         on_progress(start + len(part), count)
     queries = vectors[held_out].astype(np.float32)
-    if len(queries):
+    if size:
         plan = _measured(Searcher(index, plan), queries)
         index.add(queries)
     on_progress(count, count)

@@ -4,6 +4,7 @@ Everything else in a gallery (the FAISS generations) is derived from it and can 
 """
 
 import json
+import re
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +17,8 @@ from index.errors import LookalikeError
 from index.items import Item, NewImage
 from index.reader import Reader
 from index.schema import connect, prepare
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class CatalogueError(LookalikeError):
@@ -125,7 +128,8 @@ class Catalogue:
         """The bundle's key; the first bundle that a gallery meets becomes the live one."""
         row = self._db.execute("SELECT key, dimension FROM bundles WHERE id = ?", (bundle_id,)).fetchone()
         shape = np.shape(image.vector)
-        if len(shape) != 1 or not shape[0] or (row and shape[0] != row[1]) or not np.isfinite(image.vector).all():
+        storable = bool((np.abs(image.vector) <= np.finfo(np.float16).max).all())  # which is said of no NaN
+        if len(shape) != 1 or not shape[0] or (row and shape[0] != row[1]) or not storable:
             raise CatalogueError(
                 f"Image {image.id!r} has a vector of shape {shape}; bundle {bundle_id} makes finite ones of "
                 f"{row[1] if row else 'one dimension'}.",
@@ -139,6 +143,10 @@ class Catalogue:
         return key
 
     def _store_image(self, item: int, image: NewImage, bundle: int, change: int) -> None:
+        if not _DIGEST.fullmatch(image.digest):
+            raise CatalogueError(
+                f"Image {image.id!r} has the digest {image.digest[:80]!r}.", "Give the SHA-256 of its bytes, in hex."
+            )
         found = self._db.execute(
             "SELECT key, digest FROM images WHERE item = ? AND id = ?", (item, image.id)
         ).fetchone()

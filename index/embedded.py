@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -228,13 +228,16 @@ class EmbeddedGallery:
     ) -> Found:
         if not 1 <= top <= MAX_TOP:
             raise SearchError(f"{top} items were asked for.", f"Ask for 1 to {MAX_TOP}, and for more by cursor.")
-        excluded = frozenset(self._catalogue.read.item_keys(list(exclude))) if exclude else frozenset()
+        if min_score is not None and not isfinite(min_score):
+            raise SearchError(f"{min_score} was given as the least score.", "Give a number from -1 to 1, or none.")
+        excluded = frozenset(self._catalogue.read.item_keys(exclude)) if exclude else frozenset()
         ask = Ask(top, filter, min_score, excluded)
-        if cursor:
-            ask = ask._replace(after=searching.decode_page(cursor, searching.query_name(groups[0], ask)))
+        name = partial(searching.query_name, groups[0], filter, min_score, exclude) if len(groups) == 1 else None
+        if cursor and name:
+            ask = ask._replace(after=searching.decode_page(cursor, name()))
         answers = searching.find(state, groups, ask) if groups else []
-        page = answers[0][1] if len(answers) == 1 else None
-        following = partial(_cursor, page, groups[0], ask) if page else None
+        page = answers[0][1] if name else None
+        following = partial(_cursor, page, name) if page and name else None
         return Found([hits for hits, _ in answers], state.generation.name, state.change, following)
 
     def stats(self) -> GalleryStats:
@@ -313,8 +316,8 @@ class EmbeddedGallery:
         return Follower(self._catalogue, self._directory / GENERATIONS, bundle, damaged)
 
 
-def _cursor(page: Page, vectors: NDArray[np.float32], ask: Ask) -> str:
-    return searching.encode_page(page, searching.query_name(vectors, ask))
+def _cursor(page: Page, query: Callable[[], str]) -> str:
+    return searching.encode_page(page, query())
 
 
 class _Maintainer:

@@ -31,17 +31,20 @@ class Follower:
         if version == self._version:
             return self._state
         with self._lock:
-            current = self._catalogue.watch.current()
-            bundle = self._catalogue.watch.bundle(self._state.bundle.id)
-            if bundle is None or self._state.change < current.forgotten:
-                # Too far behind to follow: some removals are no longer listed.
-                self._state = self._start(bundle or self._state.bundle)
-            elif bundle.generation not in (None, self._state.generation.name, self._damaged):
+            bundle = self._catalogue.watch.bundle(self._state.bundle.id) or self._state.bundle
+            followed = self._caught_up(self._state)
+            while followed is None:
+                followed = self._caught_up(self._start(bundle))
+            self._state = followed
+            if bundle.generation not in (None, self._state.generation.name, self._damaged):
                 self._open_aside(bundle)
-            changes = self._catalogue.watch.changes(self._state.bundle.key, self._state.change)
-            self._state = self._state.following(changes)
             self._version = version
             return self._state
+
+    def _caught_up(self, state: State) -> State | None:
+        """The state after all changes; none if it is too far behind: some removals are no longer listed."""
+        changes = self._catalogue.watch.changes(state.bundle.key, state.change)
+        return None if state.change < changes.forgotten else state.following(changes)
 
     def _start(self, bundle: BundleRow) -> State:
         """From the generation on disk, or else from the catalogue itself: slower to begin with, but exact."""
@@ -80,8 +83,8 @@ class Follower:
         try:
             state = self._opened(bundle)
             with self._lock:
-                changes = self._catalogue.watch.changes(bundle.key, state.change)
-                self._state = state.following(changes)
+                # Behind already? Then the next search finds a newer one to open.
+                self._state = self._caught_up(state) or self._state
         except GenerationError as error:
             if (self._catalogue.read.bundle(bundle.id) or bundle).generation == bundle.generation:
                 self._tell_damage(bundle, error)

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from index.ann import Plan, Searcher, exact_index, open_index, write_index
-from index.arrays import Texts, open_arrays, pack_texts, write_arrays
+from index.ann import IndexFileError, Plan, Searcher, exact_index, open_index, write_index
+from index.arrays import ArraysError, Texts, open_arrays, pack_texts, write_arrays
 from index.columns import Columns, encode_columns
 from index.delta import EXACT
 from index.errors import LookalikeError
@@ -49,7 +50,7 @@ class Manifest(Frozen):
     dead: int = Field(description="positions whose images have gone")
     dimension: int
     plan: Plan
-    digests: dict[str, str] = Field(description="of each file, over its pieces")
+    digests: dict[str, str] = Field(description="of each file, over its pieces; of this one without its own")
 
 
 class Records(NamedTuple):
@@ -167,23 +168,32 @@ class Generation:
 def read_manifest(directory: Path) -> Manifest:
     """What a generation says of itself."""
     try:
-        return Manifest.model_validate_json((directory / MANIFEST_FILE).read_text(encoding="utf-8"))
+        manifest = Manifest.model_validate_json((directory / MANIFEST_FILE).read_bytes())
     except (OSError, ValidationError) as error:
         raise GenerationError(f"The generation {directory} cannot be read: {error}.", _REMEDY) from None
+    if manifest.digests.get(MANIFEST_FILE) != _digest(manifest):
+        raise GenerationError(f"{directory / MANIFEST_FILE} is not as it was written.", _REMEDY)
+    return manifest
+
+
+def _digest(manifest: Manifest) -> str:
+    """Of all that a manifest says but this."""
+    files = {name: digest for name, digest in manifest.digests.items() if name != MANIFEST_FILE}
+    return sha256(manifest.model_copy(update={"digests": files}).model_dump_json().encode()).hexdigest()
 
 
 def open_generation(directory: Path) -> tuple[Generation, Manifest]:
     """Opens a generation after checking every byte of it."""
     manifest = read_manifest(directory)
-    for name in (INDEX_FILE, RECORDS_FILE):
-        try:
-            whole = pieces_digest(directory / name) == manifest.digests.get(name)
-        except OSError as error:
-            raise GenerationError(f"{directory / name} cannot be read: {error}.", _REMEDY) from None
-        if not whole:
-            raise GenerationError(f"{directory / name} is not as it was written.", _REMEDY)
-    arrays = open_arrays(directory / RECORDS_FILE)
-    searcher = Searcher(open_index(directory / INDEX_FILE), manifest.plan)
+    try:
+        for name in (INDEX_FILE, RECORDS_FILE):
+            if pieces_digest(directory / name) != manifest.digests.get(name):
+                raise GenerationError(f"{directory / name} is not as it was written.", _REMEDY)
+        arrays = open_arrays(directory / RECORDS_FILE)
+        searcher = Searcher(open_index(directory / INDEX_FILE), manifest.plan)
+    except (OSError, ArraysError, IndexFileError) as error:
+        # Whole a moment ago or not, a compaction may remove it at any time.
+        raise GenerationError(f"The generation {directory} cannot be read: {error}.", _REMEDY) from None
     return Generation(directory.name, manifest.change, searcher, arrays), manifest
 
 
@@ -216,6 +226,7 @@ def write_generation(
             plan=plan,
             digests={name: pieces_digest(temporary / name) for name in (INDEX_FILE, RECORDS_FILE)},
         )
+        manifest.digests[MANIFEST_FILE] = _digest(manifest)
         write_text(temporary / MANIFEST_FILE, manifest.model_dump_json(indent=2) + "\n")
         temporary.rename(directory)
         fsync_directory(directory.parent)

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -51,10 +51,50 @@ class Changes(NamedTuple):
     """What happened after a change number, as far as one bundle's vectors are concerned."""
 
     change: int
+    forgotten: int
+    """As of the same instant: a reader that had seen less has missed removals."""
     removed: list[int]
     images: list[ImageRow]
     items: dict[int, Item]
     """Items that changed, and those of the images."""
+
+
+class WholeImage(NamedTuple):
+    """All that the catalogue holds of an image for one bundle, its item included."""
+
+    key: int
+    item: int
+    id: str
+    digest: str
+    vector: bytes
+    item_id: str
+    title: str
+    url: str
+    attributes: str
+
+
+_MALFORMED = {
+    "{} vectors are not of their bundle's dimension": (
+        "SELECT count(*) FROM vectors JOIN bundles ON bundle = bundles.key "
+        "WHERE typeof(vector) <> 'blob' OR length(vector) <> 2 * dimension"
+    ),
+    "{} items have attributes that are no JSON object": (
+        "SELECT count(*) FROM items "
+        "WHERE CASE WHEN json_valid(attributes) THEN json_type(attributes) <> 'object' ELSE 1 END"
+    ),
+    "{} images have a digest that is none": (
+        "SELECT count(*) FROM images WHERE length(digest) <> 64 OR digest GLOB '*[^0-9a-f]*'"
+    ),
+    "{} images lack their small picture": (
+        "SELECT count(*) FROM images WHERE NOT EXISTS (SELECT 1 FROM thumbnails WHERE digest = images.digest)"
+    ),
+    "{} rows belong to others that are gone": "SELECT count(*) FROM pragma_foreign_key_check",
+    "{} rows have a change number that was never given": (
+        "SELECT count(*) FROM (SELECT change FROM vectors UNION ALL SELECT change FROM items "
+        "UNION ALL SELECT change FROM removed) WHERE change > (SELECT value FROM counters WHERE name = 'change')"
+    ),
+}
+"""Rows that no write makes, and the query that counts them."""
 
 
 class Reader:
@@ -71,8 +111,11 @@ class Reader:
 
     @contextmanager
     def instant(self) -> Iterator[None]:
-        """Everything read within is of one instant, whatever is written meanwhile."""
+        """Everything read within is of one instant, whatever is written meanwhile; within another it is that one."""
         with self._lock:
+            if self._db.in_transaction:
+                yield
+                return
             self._db.execute("BEGIN")
             try:
                 yield
@@ -142,6 +185,7 @@ class Reader:
         with self.instant():
             return Changes(
                 self.change(),
+                self._number("SELECT value FROM counters WHERE name = 'forgotten'"),
                 [key for (key,) in self._db.execute("SELECT image FROM removed WHERE change > ?", (since,))],
                 [ImageRow(*row) for row in self._db.execute(images, (bundle, since))],
                 {key: stored_item(*row) for key, *row in self._db.execute(items, (since, bundle, since))},
@@ -194,11 +238,14 @@ class Reader:
         with self._lock:
             return [stored_item(*row) for row in self._db.execute(query, (item_id, count))]
 
-    def item_keys(self, item_ids: list[str]) -> set[int]:
+    def item_keys(self, item_ids: Sequence[str]) -> set[int]:
         """The keys of those items that exist."""
-        query = "SELECT key FROM items WHERE id IN (SELECT value FROM json_each(?))"
         with self._lock:
-            return {key for (key,) in self._db.execute(query, (json.dumps(item_ids),))}
+            return {
+                key
+                for item_id in item_ids
+                for (key,) in self._db.execute("SELECT key FROM items WHERE id = ?", (item_id,))
+            }
 
     def item_vectors(self, item_id: str, bundle: int) -> dict[str, NDArray[np.float32]]:
         """Image id to vector, of the item's images that have one of the bundle."""
@@ -258,6 +305,21 @@ class Reader:
         """A consistent copy of the whole catalogue, made while others write."""
         with self._lock:
             self._db.execute("VACUUM INTO ?", (str(path),))
+
+    def malformed(self) -> list[str]:
+        """Rows that are sound for SQLite, but that no write of ours makes: what is wrong with how many."""
+        counts = {problem: self._number(query) for problem, query in _MALFORMED.items()}
+        return [problem.format(f"{count:,}") for problem, count in counts.items() if count]
+
+    def whole_images(self, bundle: int) -> Iterator[list[WholeImage]]:
+        """All images of the bundle by key, in blocks; to be called within one instant."""
+        query = (
+            "SELECT images.key, item, images.id, digest, vector, items.id, title, url, attributes FROM vectors "
+            "JOIN images ON image = images.key JOIN items ON item = items.key WHERE bundle = ? ORDER BY image"
+        )
+        rows = self._db.execute(query, (bundle,))
+        while block := rows.fetchmany(_ROWS):
+            yield [WholeImage(*row) for row in block]
 
 
 def stored_item(item_id: str, title: str, url: str, attributes: str) -> Item:

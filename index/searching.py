@@ -87,11 +87,11 @@ def _answer(
     """Widens the look until enough distinct items are found: one product must not fill the list."""
     lowest = None if ask.min_score is None else -math.ceil(ask.min_score * _UNIT - 1e-9)
     while True:
-        ranked = _ranked(looked)
-        best = _best(ranked, ask, lowest)
-        if len(best) > ask.top or (lowest is not None and ranked and ranked[-1][0] > lowest):
+        best = _best(_ranked(looked), ask, lowest)
+        horizon = _horizon(looked, fetch)
+        if horizon is None or (lowest is not None and horizon > lowest):
             break
-        if not any(_has_more(segment, positions, fetch) for segment, _, positions in looked):
+        if len(best) > ask.top and best[ask.top - 1][0] < horizon:
             break
         fetch *= _WIDEN
         looked = _look([segment for segment, _, _ in looked], group, fetch, ask)
@@ -102,10 +102,16 @@ def _answer(
     return hits, Page((ask.after.seen if ask.after else 0) + ask.top, rank, key)
 
 
-def _has_more(segment: Segment, positions: NDArray[np.int64], fetch: int) -> bool:
-    """Whether the segment may know images behind those that it listed."""
-    count = segment.searcher.count if segment.selection is None else segment.selection.count
-    return fetch < count and bool((positions[:, -1] >= 0).any())
+def _horizon(looked: list[_Listed], fetch: int) -> int | None:
+    """The best rank that an image can have which no segment listed; none when everything is listed.
+
+    What ranks from here on is not sure of its place: the next of another segment, or of the same score, may be better.
+    """
+    ends: list[float] = []
+    for segment, scores, positions in looked:
+        if fetch < (segment.searcher.count if segment.selection is None else segment.selection.count):
+            ends += scores[positions[:, -1] >= 0, -1].tolist()
+    return round(max(ends) * -_UNIT) if ends else None
 
 
 def _ranked(looked: list[_Listed]) -> list[_Candidate]:
@@ -151,7 +157,9 @@ def decode_page(cursor: str, query: str) -> Page:
         padded = cursor + "=" * (-len(cursor) % 4)
         *numbers, asked = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
         page = Page(*map(int, numbers))
-    except (ValueError, TypeError):
+        if page.seen < 0:
+            raise ValueError(page)
+    except (ValueError, TypeError, OverflowError, RecursionError):
         raise SearchError(
             f"{cursor[:60]!r} is no cursor.", "Pass the cursor of the last answer, unchanged, or none."
         ) from None
@@ -162,8 +170,10 @@ def decode_page(cursor: str, query: str) -> Page:
     return page
 
 
-def query_name(vectors: NDArray[np.float32], ask: Ask) -> str:
+def query_name(
+    vectors: NDArray[np.float32], filter: Filter | None, min_score: float | None, exclude: Sequence[str]
+) -> str:
     """A short name for what is asked, whatever the page."""
-    wanted = json.dumps(ask.filter.document, sort_keys=True) if ask.filter else ""
-    bounds = f"{wanted} {ask.min_score} {sorted(ask.exclude)}"
+    wanted = json.dumps(filter.document, sort_keys=True) if filter else ""
+    bounds = f"{wanted} {min_score} {sorted(set(exclude))}"
     return blake2b(vectors.tobytes() + bounds.encode(), digest_size=9).hexdigest()

@@ -114,8 +114,9 @@ class State:
         found = self.masks.get(wanted)
         if found is None:
             found = self._segments(wanted)
-            while len(self.masks) >= _MASKS:
-                self.masks.pop(next(iter(self.masks)), None)
+            # Copied at one go: other threads add to it meanwhile.
+            for oldest in list(self.masks)[: 1 - _MASKS]:
+                self.masks.pop(oldest, None)
             self.masks[wanted] = found
         return found
 
@@ -133,7 +134,7 @@ class State:
             for block in self.blocks:
                 mask = [wanted.matches(self.items[key].attributes) for key in block.items.tolist()]
                 segments.append(BlockPart(self, block, Selection(np.array(mask, np.bool_) & block.alive)))
-        return [segment for segment in segments if segment.selection is None or segment.selection.count]
+        return [segment for segment in segments if (segment.selection or segment.searcher).count]
 
     def living(self) -> Iterator[int]:
         """The keys of all images that can be found, for checks."""

@@ -1,0 +1,199 @@
+"""Other engines that search vectors, each behind the same few verbs; all but FAISS come with the extra `bench`."""
+
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, Protocol
+
+import numpy as np
+from _shop import BLOCK, TOP, Case, Choice, Shop, faiss
+
+LADDER = (10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
+"""Efforts that a peer is tried with until it reaches a recall."""
+MOST_FETCHED = 1000
+"""The most that is fetched to be filtered afterwards."""
+
+
+class Contender(Protocol):
+    """Something that answers queries, from several threads at once."""
+
+    name: str
+
+    def ask(self, case: Case) -> Any:
+        """The answer in the engine's own form: this is what is timed."""
+
+    def rows(self, answer: Any) -> Sequence[int]:
+        """The rows that an answer names."""
+
+
+class Peer(Contender, Protocol):
+    seconds: float
+    """That its build took."""
+
+    def tune(self, effort: int) -> None:
+        """Sets how far a search walks."""
+
+    def close(self) -> None: ...
+
+
+class RawFaiss:
+    """A graph of FAISS searched without a gallery around it."""
+
+    def __init__(self, index: Any, name: str, seconds: float = 0.0) -> None:
+        self.name, self.seconds, self.index = name, seconds, index
+        self._parameters = cache(self._parameters_of)
+
+    @classmethod
+    def built(cls, shop: Shop, like: Any, threads: int) -> "RawFaiss":
+        """One with the settings of another index."""
+        links = like.hnsw.nb_neighbors(1)
+        index = faiss.IndexHNSWSQ(like.d, faiss.ScalarQuantizer.QT_fp16, links, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = like.hnsw.efConstruction
+        vectors = shop.vectors.astype(np.float32)
+        faiss.omp_set_num_threads(threads)
+        begin = time.perf_counter()
+        index.add(vectors)
+        seconds = time.perf_counter() - begin
+        return cls(index, f"raw FAISS HNSW{links},SQfp16", seconds)
+
+    def tune(self, effort: int) -> None:
+        self._effort = effort
+
+    def _parameters_of(self, effort: int, choice: Choice | None) -> Any:
+        if choice is None:
+            return faiss.SearchParametersHNSW(efSearch=effort)
+        selector = faiss.IDSelectorBitmap(np.packbits(choice.mask, bitorder="little"))
+        return faiss.SearchParametersHNSW(efSearch=effort, sel=selector)
+
+    def ask(self, case: Case) -> Any:
+        return self.index.search(case.query, TOP, params=self._parameters(self._effort, case.choice))
+
+    def rows(self, answer: Any) -> Sequence[int]:
+        rows: list[int] = answer[1][0].tolist()
+        return rows
+
+    def close(self) -> None:
+        del self.index
+
+
+class Hnswlib:
+    name = "hnswlib M 16, efC 200"
+
+    def __init__(self, shop: Shop, threads: int) -> None:
+        count, size = shop.vectors.shape
+        self._index = import_module("hnswlib").Index(space="ip", dim=size)
+        self._index.init_index(max_elements=count, M=16, ef_construction=200)
+        vectors = shop.vectors.astype(np.float32)
+        begin = time.perf_counter()
+        self._index.add_items(vectors, num_threads=threads)
+        self.seconds = time.perf_counter() - begin
+        self._test = cache(lambda choice: choice.mask.tolist().__getitem__)
+
+    def tune(self, effort: int) -> None:
+        self._index.set_ef(effort)
+
+    def ask(self, case: Case) -> Any:
+        test = None if case.choice is None else self._test(case.choice)
+        try:
+            return self._index.knn_query(case.query, k=TOP, num_threads=1, filter=test)
+        except RuntimeError:  # it met fewer than wanted, and then answers none of them
+            return None
+
+    def rows(self, answer: Any) -> Sequence[int]:
+        rows: list[int] = [] if answer is None else answer[0][0].tolist()
+        return rows
+
+    def close(self) -> None:
+        del self._index
+
+
+class Usearch:
+    name = "usearch f16"
+
+    def __init__(self, shop: Shop, threads: int) -> None:
+        count, size = shop.vectors.shape
+        self._index = import_module("usearch.index").Index(ndim=size, metric="ip", dtype="f16")
+        begin = time.perf_counter()
+        self._index.add(np.arange(count), shop.vectors, threads=threads)
+        self.seconds = time.perf_counter() - begin
+        self._fetched = cache(lambda choice: min(MOST_FETCHED, int(TOP / choice.mask.mean())))
+
+    def tune(self, effort: int) -> None:
+        self._index.expansion_search = effort
+
+    def ask(self, case: Case) -> Any:
+        """It knows no filters: more is fetched, and what does not match is dropped."""
+        if case.choice is None:
+            return self._index.search(case.query[0], TOP, threads=1).keys
+        keys = self._index.search(case.query[0], self._fetched(case.choice), threads=1).keys
+        return keys[case.choice.mask[keys]][:TOP]
+
+    def rows(self, answer: Any) -> Sequence[int]:
+        rows: list[int] = answer.tolist()
+        return rows
+
+    def close(self) -> None:
+        del self._index
+
+
+class Milvus:
+    """The standalone server of the package, in a process of its own, asked over the loopback interface."""
+
+    name = "Milvus 2.3 standalone, HNSW M 16, efC 200"
+
+    def __init__(self, shop: Shop, threads: int) -> None:
+        library = import_module("pymilvus")
+        self._folder = tempfile.TemporaryDirectory(prefix="lookalike-milvus-")
+        self._server = import_module("milvus").MilvusServer(data_dir=self._folder.name)
+        try:
+            self._server.start()
+            self._client = library.MilvusClient(uri=f"http://127.0.0.1:{self._server.listen_port}")
+            begin = time.perf_counter()
+            self._load(shop, library.DataType)
+            self.seconds = time.perf_counter() - begin
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, shop: Shop, types: Any) -> None:
+        client = self._client
+        schema = client.create_schema(auto_id=False)
+        schema.add_field("id", types.INT64, is_primary=True)
+        schema.add_field("vector", types.FLOAT_VECTOR, dim=shop.vectors.shape[1])
+        schema.add_field("bucket", types.INT64)
+        schema.add_field("cluster", types.INT64)
+        client.create_collection("shop", schema=schema, consistency_level="Eventually")
+        for start in range(0, len(shop.vectors), BLOCK // 16):
+            rows = range(start, min(start + BLOCK // 16, len(shop.vectors)))
+            numbers = zip(rows, shop.buckets[rows].tolist(), shop.clusters[rows].tolist(), strict=True)
+            client.insert("shop", [
+                {"id": row, "vector": shop.vectors[row].astype(np.float32), "bucket": bucket, "cluster": cluster}
+                for row, bucket, cluster in numbers
+            ])  # fmt: skip
+        client.flush("shop")
+        parameters = client.prepare_index_params()
+        graph = {"M": 16, "efConstruction": 200}
+        parameters.add_index("vector", index_type="HNSW", metric_type="IP", params=graph)
+        client.create_index("shop", parameters)
+        while int(client.describe_index("shop", "vector")["pending_index_rows"]):
+            time.sleep(0.5)
+        client.load_collection("shop")
+
+    def tune(self, effort: int) -> None:
+        self._search = {"metric_type": "IP", "params": {"ef": effort}}
+
+    def ask(self, case: Case) -> Any:
+        choice = case.choice
+        wanted = f"{choice.low} <= {choice.attribute} < {choice.high}" if choice else ""
+        return self._client.search("shop", case.query, filter=wanted, limit=TOP, search_params=self._search)
+
+    def rows(self, answer: Any) -> Sequence[int]:
+        return [hit["id"] for hit in answer[0]]
+
+    def close(self) -> None:
+        if process := self._server.server_proc:
+            process.kill()  # it would take a minute to end by itself, and its data goes anyway
+        self._server.stop()
+        self._folder.cleanup()

@@ -1,0 +1,350 @@
+"""Searches, writes, memory and files of a gallery against raw FAISS, hnswlib, usearch and a Milvus server.
+
+The vectors are synthetic, in clusters within clusters, or real embeddings from a file; queries are shifted from stored
+vectors. Searches ask one query at a time for the ten nearest. Contenders take turns in one process, each with one
+thread a query, and medians are compared. Recall is against exact search; peers walk as far as they need to reach ours.
+"""
+
+import argparse
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from _peers import Contender, Hnswlib, Milvus, Peer, RawFaiss, Usearch
+from _shop import TOP, Case, Choice, Kind, Shop, embedded_shop, faiss, filtered_cases, plain_cases, synthetic_shop
+from _table import Row, make_row, print_table, write_json
+from _timing import THREADS, Process, latencies, rates, recall_of, search_turn, tuned
+
+from index.compaction import GENERATIONS
+from index.gallery import Gallery, open_gallery
+from index.generations import INDEX_FILE
+from index.items import Found
+
+FULL, QUICK = (512, [100_000, 1_000_000]), (64, [25_000])
+"""Dimensions and counts of vectors."""
+PEERS_UP_TO = 100_000
+"""Vectors up to which every peer builds its own index: beyond, that takes hours."""
+SHARES = (0.001, 0.01, 0.1, 0.5, 1.0)
+KINDS: tuple[Kind, ...] = ("random", "clustered, query inside", "clustered, query outside")
+BATCH = 256
+WRITES, PAUSE = 8, 0.5
+"""Batches that are written beside searches, and the seconds from one to the next."""
+
+
+class Effort(NamedTuple):
+    """How much is measured."""
+
+    queries: int
+    filtered_queries: int
+    rounds: int
+    quiet_seconds: float
+
+
+class Ours:
+    """The gallery, as a contender."""
+
+    name = "ours"
+
+    def __init__(self, gallery: Gallery, bundle_id: str) -> None:
+        self._gallery, self._bundle_id = gallery, bundle_id
+
+    def ask(self, case: Case) -> Found:
+        wanted = case.choice.filter if case.choice else None
+        return self._gallery.search(case.query, bundle_id=self._bundle_id, top=TOP, filter=wanted)
+
+    def rows(self, answer: Found) -> list[int]:
+        return [int(hit.item.id) for hit in answer.hits[0]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few small vectors, no server: within a minute on 2 cores")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
+    parser.add_argument("--count", type=int, nargs="+", metavar="N", help="vectors (default: 100000 1000000)")
+    parser.add_argument("--embeddings", type=Path, metavar="FILE.npy", help="real vectors instead of synthetic ones")
+    parser.add_argument("--dir", type=Path, help="keep the built galleries here, and use those that are there")
+    parser.add_argument("--read", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--write", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.read:
+        read(*arguments.read)
+    elif arguments.write:
+        write(*arguments.write)
+    else:
+        random.seed(0)
+        with tempfile.TemporaryDirectory(prefix="lookalike-bench-") as temporary:
+            rows = compare(arguments, arguments.dir or Path(temporary))
+        print_table(rows)
+        if arguments.json:
+            write_json(rows, arguments.json)
+
+
+def compare(arguments: argparse.Namespace, folder: Path) -> list[Row]:
+    size, counts = QUICK if arguments.quick else FULL
+    effort = Effort(300, 40, 3, 1.0) if arguments.quick else Effort(1000, 200, 5, 5.0)
+    rows = []
+    for count in arguments.count or counts:
+        file = arguments.embeddings
+        shop = embedded_shop(file, count) if file else synthetic_shop(count, size)
+        place = folder / f"{shop.source}-{len(shop.vectors)}x{shop.vectors.shape[1]}"
+        rows += Benchmark(shop, place, effort, quick=arguments.quick).rows()
+    return rows
+
+
+class Benchmark:
+    """All measurements of one shop."""
+
+    def __init__(self, shop: Shop, folder: Path, effort: Effort, *, quick: bool) -> None:
+        self._shop, self._effort, self._quick = shop, effort, quick
+        self._address = folder / "gallery"
+        self._record = folder / "built.json"
+        self._of = f"{len(shop.vectors):,} x {shop.vectors.shape[1]}"
+
+    def rows(self) -> list[Row]:
+        built = self._built()
+        cases = plain_cases(self._shop, self._effort.queries)
+        rows = [
+            make_row(
+                f"upserts in batches of {BATCH}, {self._of}", built["upserts"], "limit", 2000, "items/s",
+                **self._target(at_least=1),
+            ),
+            *self._reader_rows(cases),
+        ]  # fmt: skip
+        with closing(open_gallery(self._address)) as gallery, self._peers() as peers:
+            raw = peers[0]
+            if raw.seconds:
+                name = f"build of a generation, {self._of}"
+                rows.append(make_row(name, built["compaction"], f"{raw.name}, add alone", raw.seconds, "s"))
+            ours = Ours(gallery, self._shop.bundle_id)
+            rows += self._search_rows(ours, peers, cases)
+            rows += self._filtered_rows(ours, peers)
+            rows.append(self._new_filter_row(ours, cases))
+        return rows + self._busy_rows(cases)
+
+    def _target(self, **bound: float) -> dict[str, float]:
+        """Few small vectors show that all runs, not how fast: no row of theirs has a target of speed or size."""
+        return {} if self._quick else bound
+
+    # Building
+
+    def _built(self) -> dict[str, float]:
+        """What building took; the gallery of an earlier run is used as it is."""
+        if not self._record.is_file():
+            shutil.rmtree(self._address, ignore_errors=True)
+            with closing(open_gallery(self._address, create=True)) as gallery:
+                begin = time.perf_counter()
+                count = len(self._shop.vectors)
+                for start in range(0, count, BATCH):
+                    rows = range(start, min(start + BATCH, count))
+                    gallery.upsert(self._shop.entries(rows), self._shop.bundle_id)
+                    if start // BATCH % 400 == 0:
+                        say(f"{self._of}: {start:,} upserted, {time.perf_counter() - begin:.0f} s")
+                upserted = time.perf_counter()
+                gallery.compact()
+                compacted = time.perf_counter()
+                say(f"{self._of}: compacted in {compacted - upserted:.0f} s, {gallery.stats()}")
+            record = {"upserts": count / (upserted - begin), "compaction": compacted - upserted}
+            self._record.write_text(json.dumps(record), encoding="utf-8")
+        built: dict[str, float] = json.loads(self._record.read_text(encoding="utf-8"))
+        return built
+
+    @contextmanager
+    def _peers(self) -> Iterator[list[Peer]]:
+        """Raw FAISS first. A peer that is not installed is left out."""
+        file = self._generation() / INDEX_FILE
+        peers: list[Peer] = []
+        try:
+            if len(self._shop.vectors) > PEERS_UP_TO:
+                peers.append(RawFaiss(faiss.read_index(str(file)), "raw FAISS, the generation's own index"))
+            else:
+                like = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
+                peers.append(RawFaiss.built(self._shop, like, THREADS))
+                for kind in (Hnswlib, Usearch) if self._quick else (Hnswlib, Usearch, Milvus):
+                    try:
+                        peers.append(kind(self._shop, THREADS))
+                    except ImportError as error:
+                        say(f"{kind.name} is left out ({error}): pip install -e '.[bench]'")
+                        continue
+                    say(f"{self._of}: {kind.name} built in {peers[-1].seconds:.0f} s")
+            faiss.omp_set_num_threads(1)
+            yield peers
+        finally:
+            faiss.omp_set_num_threads(THREADS)
+            for peer in peers:
+                peer.close()
+
+    def _generation(self) -> Path:
+        """The one generation of a gallery that was compacted once."""
+        [folder] = (self._address / GENERATIONS).iterdir()
+        return folder
+
+    # A process that only reads
+
+    def _reader_rows(self, cases: Sequence[Case]) -> list[Row]:
+        """Memory and start of a fresh process; none else has the files mapped, so that all of them is its own."""
+        with tempfile.TemporaryDirectory() as folder:
+            queries = Path(folder) / "queries.npy"
+            np.save(queries, np.concatenate([case.query for case in cases]))
+            runs = [start("--read", self._address, self._shop.bundle_id, queries).communicate()[0] for _ in range(3)]
+        first, pss, anonymous = (statistics.median(column) for column in zip(*map(json.loads, runs), strict=True))
+        files = {path.name: path.stat().st_size / 2**20 for path in self._generation().iterdir()}
+        every = sum(files.values())
+        return [
+            make_row(
+                f"open and first answer in a fresh process, {self._of}", first, "limit", 2.0, "s",
+                **self._target(at_most=1),
+            ),
+            make_row(
+                f"memory of a process after {len(cases):,} queries, {self._of}", pss, "the generation's files", every,
+                "MiB", **self._target(at_most=1.3),
+            ),
+            make_row(f"of that, anonymous memory, {self._of}", anonymous, "the generation's files", every, "MiB"),
+            make_row(f"the generation's files, {self._of}", every, "raw FAISS's file", files[INDEX_FILE], "MiB"),
+        ]  # fmt: skip
+
+    # Searching
+
+    def _search_rows(self, ours: Ours, peers: Sequence[Peer], cases: Sequence[Case]) -> list[Row]:
+        wanted = recall_of(ours, cases)
+        labels = {peer.name: f"{peer.name}, {tuned(peer, cases, wanted)}" for peer in peers}
+        say(f"{self._of}: ours recall {wanted:.4f}, {labels}")
+        rows = []
+        with ThreadPoolExecutor(THREADS, initializer=partial(faiss.omp_set_num_threads, 1)) as pool:
+            for threads in (1, THREADS):
+                contenders: list[Contender] = [ours, *peers]
+                turns = {one.name: search_turn(one, cases, pool if threads > 1 else None) for one in contenders}
+                if threads == 1:
+                    turns["items"] = lambda: [ours.rows(ours.ask(case)) for case in cases]
+                found = rates(turns, len(cases), self._effort.rounds)
+                name = f"search, {threads} {'threads' if threads > 1 else 'thread'}, {self._of}, recall {wanted:.4f}"
+                for peer in peers:
+                    target = self._target(at_least=0.9) if peer is peers[0] else {}
+                    rows.append(make_row(name, found["ours"], labels[peer.name], found[peer.name], "QPS", **target))
+                if threads == 1:
+                    rows.append(make_row(f"{name}, items read", found["items"], "hits alone", found["ours"], "QPS"))
+        return rows
+
+    def _filtered_rows(self, ours: Ours, peers: Sequence[Peer]) -> list[Row]:
+        rows, recalls = [], []
+        for kind in KINDS:
+            for share in SHARES:
+                if share == 1 and kind != "random":
+                    continue
+                cases = filtered_cases(self._shop, kind, share, self._effort.filtered_queries)
+                contenders: list[Contender] = [ours, *peers]
+                recall_by = {one.name: recall_of(one, cases) for one in contenders}
+                found = rates({one.name: search_turn(one, cases) for one in contenders}, len(cases), 3)
+                name = f"filtered, {kind}, {share:.1%}, {self._of}"
+                say(f"{name}: {recall_by}, {found}")
+                recalls.append(recall_by["ours"])
+                rows.append(make_row(f"{name}, recall@{TOP}", recalls[-1], "exact", 1.0, "recall", at_least=0.99))
+                for peer in peers:
+                    label = f"{peer.name}, recall {recall_by[peer.name]:.3f}"
+                    rows.append(make_row(name, found["ours"], label, found[peer.name], "QPS"))
+        lowest = make_row(
+            f"filtered, lowest recall@{TOP}, {self._of}", min(recalls), "exact", 1.0, "recall", at_least=0.99
+        )
+        return [*rows, lowest]
+
+    def _new_filter_row(self, ours: Ours, cases: Sequence[Case]) -> Row:
+        """Every search with a filter of its own, so that nothing can be remembered of one."""
+        mask = np.ones(len(self._shop.vectors), np.bool_)
+        few = cases[: self._effort.filtered_queries]
+        known = Choice("bucket", 0, 10, mask)
+        fresh = [case._replace(choice=Choice("bucket", low, low + 10, mask)) for low, case in enumerate(few)]
+        turns = {"new": search_turn(ours, fresh), "known": search_turn(ours, [c._replace(choice=known) for c in few])}
+        found = rates(turns, len(few), 3)
+        return make_row(
+            f"filtered, 1 %, each a new filter, {self._of}", found["new"], "the same one", found["known"], "QPS"
+        )
+
+    # Searching beside other work
+
+    def _busy_rows(self, cases: Sequence[Case]) -> list[Row]:
+        """On a copy, which is written to: searches of this process while others write and compact."""
+        with tempfile.TemporaryDirectory(dir=self._address.parent) as folder:
+            copy = Path(folder) / "gallery"
+            shutil.copytree(self._address, copy)
+            with closing(open_gallery(copy)) as gallery:
+                ours = Ours(gallery, self._shop.bundle_id)
+                latencies(ours, cases, seconds=self._effort.quiet_seconds / 4)
+                quiet = latencies(ours, cases, seconds=self._effort.quiet_seconds)
+                with start("--write", copy, self._shop.bundle_id) as writer:
+                    writing = latencies(ours, cases, writer)
+                pending = gallery.stats().pending
+                before = latencies(ours, cases, seconds=self._effort.quiet_seconds)
+                with subprocess.Popen([sys.executable, "-m", "index.compaction", copy], text=True) as compactor:
+                    compacting = latencies(ours, cases, compactor)
+                if compactor.returncode or gallery.stats().pending:
+                    raise SystemExit(f"The compaction ended with {compactor.returncode}.")
+        rows = []
+        for work, busy, peer, still in (
+            (f"while {BATCH / PAUSE:.0f} items/s are upserted", writing, "quiet", quiet),
+            (f"with {pending:,} images pending", before, "none pending", quiet),
+            ("while a compaction runs", compacting, f"quiet, {pending:,} pending", before),
+        ):
+            rows.append(make_row(f"search {work}, {self._of}", 1 / busy.mean(), peer, 1 / still.mean(), "QPS"))
+            high, low = (1000 * float(np.percentile(values, 99)) for values in (busy, still))
+            rows.append(make_row(f"p99 latency {work}, {self._of}", high, peer, low, "ms"))
+        return rows
+
+
+# What other processes do
+
+
+def start(role: str, *arguments: object) -> Process:
+    """This file in a process of its own, which has begun its work."""
+    command = [sys.executable, __file__, role, *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    if process.stdout.readline() != "ready\n":
+        raise SystemExit(f"{' '.join(command)} ended with {process.wait()}.")
+    return process
+
+
+def read(address: str, bundle_id: str, queries: str) -> None:
+    """Prints the seconds until the first answer, and the MiB of memory after all of them."""
+    print("ready", flush=True)
+    vectors = np.load(queries)
+    begin = time.perf_counter()
+    with closing(open_gallery(address)) as gallery:
+        gallery.search(vectors[:1], bundle_id=bundle_id, top=TOP)
+        first = time.perf_counter() - begin
+        for row in range(1, len(vectors)):
+            gallery.search(vectors[row : row + 1], bundle_id=bundle_id, top=TOP)
+        lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    sizes = {name: int(value.split()[0]) / 1024 for name, value in (line.split(":") for line in lines[1:])}
+    print(json.dumps([first, sizes["Pss"], sizes["Anonymous"]]))
+
+
+def write(address: str, bundle_id: str) -> None:
+    """Upserts a batch now and then; half of the items are new, and half get another image vector."""
+    with closing(open_gallery(address)) as gallery:
+        stats = gallery.stats()
+        assert stats.dimension
+        shop = synthetic_shop(WRITES * BATCH, stats.dimension)
+        print("ready", flush=True)
+        for rows in np.random.default_rng(0).permutation(WRITES * BATCH).reshape(WRITES, BATCH).tolist():
+            begin = time.perf_counter()
+            gallery.upsert(shop.entries(rows, first=stats.items - WRITES * BATCH // 2), bundle_id)
+            time.sleep(max(0.0, PAUSE - (time.perf_counter() - begin)))
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""The galleries that the tests of this folder open."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from index.gallery import Gallery, open_gallery
+
+
+class OpenEngine(Protocol):
+    """Opens the test's gallery; each call another handle of the same one, as another process would have."""
+
+    def __call__(self) -> Gallery: ...
+
+
+@pytest.fixture(params=["embedded"])
+def open_engine(tmp_path: Path) -> Iterator[OpenEngine]:
+    """For each engine a way to open one new gallery, any number of times."""
+    opened: list[Gallery] = []
+
+    def open_again() -> Gallery:
+        opened.append(open_gallery(tmp_path / "gallery", create=not opened))
+        return opened[-1]
+
+    yield open_again
+    for gallery in opened:
+        gallery.close()
+
+
+@pytest.fixture
+def gallery(open_engine: OpenEngine) -> Gallery:
+    """An empty gallery."""
+    return open_engine()

@@ -1,0 +1,215 @@
+"""Random histories of a gallery: after each of them it answers what a gallery in plain Python does."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from index import ann, compaction, delta
+from index.filters import Filter
+from index.gallery import Gallery, ItemMissing, open_gallery
+from index.items import Attribute, Hit, Item, NewImage
+
+from .plain import BUNDLE, PlainGallery, Vector, photo, unit
+
+# Few of everything, so that writes meet: items are replaced, deleted and stored again, and scores tie.
+ITEMS = [f"item-{number}" for number in range(12)]
+IMAGES = ["front", "back", "side"]
+VECTORS = [unit(*numbers) for numbers in np.random.default_rng(1).normal(size=(24, 5))]
+
+vectors = st.sampled_from(VECTORS)
+attributes: st.SearchStrategy[dict[str, Attribute]] = st.fixed_dictionaries(
+    {},
+    optional={
+        "colour": st.sampled_from(["red", "green", "blue"]),
+        "price": st.sampled_from([0, 1, 2.5, 10]),
+        "sale": st.booleans(),
+    },
+)
+items = st.builds(Item, id=st.sampled_from(ITEMS), title=st.sampled_from(["", "A thing"]), attributes=attributes)
+images = st.builds(
+    photo,
+    st.sampled_from(IMAGES),
+    vectors,
+    # A picture of its own for each vector, or the same picture with another vector.
+    st.sampled_from([None, None, 7]),
+)
+entries = st.tuples(items, st.lists(images, max_size=3, unique_by=lambda image: image.id))
+documents = st.sampled_from(
+    [
+        {"colour": "red"},
+        {"colour": ["red", "blue"]},
+        {"price": {"gte": 1, "lt": 10}},
+        {"sale": {"exists": False}},
+        {"not": {"colour": "green"}},
+        {"sale": True, "not": {"price": 0}},
+    ]
+)
+filters = st.none() | documents.map(Filter.parse)
+tops = st.sampled_from([1, 2, 5, 40])
+least_scores = st.none() | st.sampled_from([-0.2, 0.0, 0.4, 1.0])
+
+
+class History(RuleBasedStateMachine):
+    """Writes go to one handle; searches ask it, another one that stays open, or a new one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = TemporaryDirectory()
+        self.writer = self.open(create=True)
+        self.reader = self.open()
+        self.plain = PlainGallery()
+        self.change = 0
+
+    def open(self, *, create: bool = False) -> Gallery:
+        return open_gallery(Path(self.folder.name) / "gallery", create=create)
+
+    def teardown(self) -> None:
+        self.writer.close()
+        self.reader.close()
+        self.folder.cleanup()
+
+    def wrote(self, change: int) -> None:
+        assert change >= self.change
+        self.change = change
+
+    @initialize(given=st.lists(entries, max_size=12), compacted=st.booleans())
+    def begin(self, given: list[tuple[Item, list[NewImage]]], compacted: bool) -> None:
+        self.upsert(given)
+        if compacted:
+            self.writer.compact()
+
+    @rule(given=st.lists(entries, min_size=1, max_size=4))
+    def upsert(self, given: list[tuple[Item, list[NewImage]]]) -> None:
+        self.wrote(self.writer.upsert(given, BUNDLE))
+        self.plain.upsert(given)
+
+    @precondition(lambda self: self.plain.items)
+    @rule(data=st.data())
+    def upsert_the_same_again(self, data: st.DataObject) -> None:
+        item_id = data.draw(st.sampled_from(sorted(self.plain.items)))
+        entry = self.plain.items[item_id], list(self.plain.images[item_id].values())
+        assert self.reader.upsert([entry], BUNDLE) == self.change
+
+    @precondition(lambda self: self.plain.items)
+    @rule(data=st.data(), changed=attributes)
+    def change_attributes(self, data: st.DataObject, changed: dict[str, Attribute]) -> None:
+        item_id = data.draw(st.sampled_from(sorted(self.plain.items)))
+        item = self.plain.items[item_id].model_copy(update={"attributes": changed})
+        self.upsert([(item, [])])
+
+    @rule(item_ids=st.lists(st.sampled_from(ITEMS), max_size=3))
+    def delete(self, item_ids: list[str]) -> None:
+        self.wrote(self.writer.delete(item_ids))
+        self.plain.delete(item_ids)
+
+    @rule(item_id=st.sampled_from(ITEMS), image_ids=st.lists(st.sampled_from(IMAGES), min_size=1, max_size=3))
+    def delete_images(self, item_id: str, image_ids: list[str]) -> None:
+        self.wrote(self.writer.delete_images(item_id, image_ids))
+        self.plain.delete_images(item_id, image_ids)
+
+    @rule(rebuild=st.booleans(), other=st.booleans())
+    def compact(self, rebuild: bool, other: bool) -> None:
+        name = (self.reader if other else self.writer).compact(rebuild=rebuild)
+        assert (name is None) == (not any(self.plain.images.values()))
+
+    @rule()
+    def reopen(self) -> None:
+        self.writer.close()
+        self.writer = self.open()
+
+    @rule(other=st.booleans())
+    def swap_roles_after_a_look(self, other: bool) -> None:
+        """Whoever wrote reads from now on, perhaps without having looked for long."""
+        if other:
+            self.reader.stats()
+        self.writer, self.reader = self.reader, self.writer
+
+    @rule(data=st.data(), queries=st.lists(vectors, min_size=1, max_size=3), top=tops, wanted=filters)
+    def search(self, data: st.DataObject, queries: list[Vector], top: int, wanted: Filter | None) -> None:
+        min_score, exclude = self.bounds(data)
+        asked = np.stack(queries)
+        for gallery in (self.writer, self.reader):
+            found = gallery.search(
+                asked, bundle_id=BUNDLE, top=top, filter=wanted, min_score=min_score, exclude=exclude
+            )
+            assert found.change == self.change
+            for query, hits in zip(queries, found.hits, strict=True):
+                self.plain.check(hits, query[None], top=top, filter=wanted, min_score=min_score, exclude=exclude)
+
+    @rule(data=st.data(), item_id=st.sampled_from(ITEMS), top=tops, wanted=filters)
+    def search_item(self, data: st.DataObject, item_id: str, top: int, wanted: Filter | None) -> None:
+        min_score, exclude = self.bounds(data)
+        if not self.plain.images.get(item_id):
+            with pytest.raises(ItemMissing):
+                self.reader.search_item(item_id)
+            return
+        found = self.reader.search_item(item_id, top=top, filter=wanted, min_score=min_score, exclude=exclude)
+        queries = self.plain.queries_of(item_id)
+        self.plain.check(
+            found.hits[0], queries, top=top, filter=wanted, min_score=min_score, exclude=[item_id, *exclude]
+        )
+
+    def bounds(self, data: st.DataObject) -> tuple[float | None, list[str]]:
+        return data.draw(least_scores), data.draw(st.lists(st.sampled_from(ITEMS), max_size=2, unique=True))
+
+    @rule(query=vectors, size=st.sampled_from([1, 2, 5]), wanted=filters, compact_between=st.booleans())
+    def page(self, query: Vector, size: int, wanted: Filter | None, compact_between: bool) -> None:
+        hits: list[Hit] = []
+        cursor: str | None = None
+        while True:
+            found = self.reader.search(query[None], bundle_id=BUNDLE, top=size, filter=wanted, cursor=cursor)
+            hits += found.hits[0]
+            cursor = found.cursor
+            if cursor is None:
+                break
+            assert len(found.hits[0]) == size
+            if compact_between and len(hits) == size:
+                self.writer.compact()
+        self.plain.check(hits, query[None], top=1000, filter=wanted)
+
+    @rule(wanted=filters, item_id=st.sampled_from(ITEMS))
+    def read(self, wanted: Filter | None, item_id: str) -> None:
+        for gallery in (self.writer, self.reader):
+            assert gallery.get(item_id) == self.plain.items.get(item_id)
+            assert gallery.digests(item_id, BUNDLE) == {
+                name: image.digest for name, image in self.plain.images.get(item_id, {}).items()
+            }
+            matching = [
+                item for _, item in sorted(self.plain.items.items()) if not wanted or wanted.matches(item.attributes)
+            ]
+            assert gallery.scan(filter=wanted).items == matching
+            stats = gallery.stats()
+            assert (stats.items, stats.images) == (len(self.plain.items), sum(map(len, self.plain.images.values())))
+            assert stats.change == self.change
+
+
+def histories(examples: int, steps: int) -> settings:
+    return settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def test_any_history_leaves_what_plain_python_would() -> None:
+    run_state_machine_as_test(History, settings=histories(40, 20))
+
+
+def test_any_history_of_graphs_that_are_extended_leaves_what_plain_python_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ann, "EXACT_UP_TO", 4)
+    # Walking looks free, so that the graphs are really used; so small they are complete, and answer exactly.
+    monkeypatch.setattr(ann, "STEP_COST", {"hnsw": 1e-9})
+    # Dead positions stay, the delta has many blocks, and selections are looked for inside the index.
+    monkeypatch.setattr(compaction, "_MOST_DEAD", 0.9)
+    monkeypatch.setattr(delta, "_SMALL", 1)
+    monkeypatch.setattr(ann, "GATHERED", 2)
+    run_state_machine_as_test(History, settings=histories(30, 20))
