@@ -76,7 +76,7 @@ def verify(gallery: GalleryArgument) -> None:
     for fault in faults:
         typer.echo(f"{fault.problem} {fault.remedy}", err=True)
     if faults:
-        typer.echo(f"{len(faults)} faults found.", err=True)
+        typer.echo("1 fault found." if len(faults) == 1 else f"{len(faults)} faults found.", err=True)
         raise typer.Exit(1)
     typer.echo("No fault found.")
 
