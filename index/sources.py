@@ -77,6 +77,11 @@ class Source:
         self._copies: dict[str, Path] = {}
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
+    @property
+    def name(self) -> str:
+        """The addresses, for people."""
+        return ", ".join(self._addresses)
+
     def check(self) -> Checked:
         """Counts all there is without opening an image, or refuses the source with the first bad rows it has."""
         tables = rows = images = 0
