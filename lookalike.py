@@ -13,6 +13,7 @@ import typer
 import index.commands
 import index.gallery_commands
 import service.commands
+import service.key_commands
 import training.commands
 from index.errors import LookalikeError
 
@@ -33,6 +34,7 @@ for verb in (
 ):
     app.command(no_args_is_help=True)(verb)
 app.add_typer(index.gallery_commands.app, name="gallery")
+app.add_typer(service.key_commands.app, name="keys")
 
 
 @app.callback()

@@ -128,10 +128,17 @@ class Benchmark:
                 name = f"build of a generation, {self._of}"
                 rows.append(make_row(name, built["compaction"], f"{raw.name}, add alone", raw.seconds, "s"))
             ours = Ours(gallery, self._shop.bundle_id)
+            self._check(gallery)
             rows += self._search_rows(ours, peers, cases)
             rows += self._filtered_rows(ours, peers)
             rows.append(self._new_filter_row(ours, cases))
         return rows + self._busy_rows(cases)
+
+    def _check(self, gallery: Gallery) -> None:
+        """A generation that cannot be read is replaced by exact search, which is not what is to be measured."""
+        stats = gallery.stats()
+        if stats.kind != "hnsw" or stats.pending or stats.images != len(self._shop.vectors):
+            raise SystemExit(f"{self._address} is not searched by a graph of all vectors; remove it ({stats}).")
 
     def _target(self, **bound: float) -> dict[str, float]:
         """Few small vectors show that all runs, not how fast: no row of theirs has a target of speed or size."""

@@ -268,8 +268,14 @@ def storage_of(index: Index) -> Index:
 
 def write_index(index: Index, path: Path) -> None:
     """Writes an index to a file, whole or not at all."""
+    library = faiss()
     with written_whole(path) as temporary:
-        faiss().write_index(index, os.fspath(temporary))
+        try:
+            library.write_index(index, os.fspath(temporary))
+            # On a full disk FAISS does not tell when the last bytes failed, only that they are missing.
+            library.read_index(os.fspath(temporary), library.IO_FLAG_MMAP_IFC)
+        except RuntimeError as error:
+            raise OSError(f"{path} could not be written: {error}") from None
 
 
 def open_index(path: Path) -> Index:

@@ -7,9 +7,10 @@ import json
 import re
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -25,6 +26,18 @@ class CatalogueError(LookalikeError):
     """The catalogue cannot be read or written, or would be written wrongly."""
 
     kind = "catalogue"
+
+
+class VersionConflict(LookalikeError):
+    """An item that is no longer as the writer saw it."""
+
+    kind = "version-conflict"
+
+    def __init__(self, item_id: str) -> None:
+        super().__init__(f"Item {item_id!r} was changed since it was read.", "Read it again and repeat the change.")
+
+
+_ANY_VERSION: Mapping[str, int | None] = MappingProxyType({})
 
 
 class Catalogue:
@@ -99,17 +112,30 @@ class Catalogue:
 
     # Items and images
 
-    def upsert(self, entries: Iterable[tuple[Item, Sequence[NewImage]]], bundle_id: str) -> int:
+    def upsert(
+        self,
+        entries: Iterable[tuple[Item, Sequence[NewImage]]],
+        bundle_id: str,
+        expected: Mapping[str, int | None] = _ANY_VERSION,
+    ) -> int:
         """Stores items and the given images of each; other images of an item stay.
 
         Answers the number of the newest change; storing what is already there is none.
         """
         with self._writing() as change:
+            self._check_versions(expected)
             for item, images in entries:
                 key = self._store_item(item, change)
                 for image in images:
                     self._store_image(key, image, self._bundle(bundle_id, image), change)
         return self.read.change()
+
+    def _check_versions(self, expected: Mapping[str, int | None]) -> None:
+        """Refuses a write that rests on what somebody has changed since."""
+        for item_id, version in expected.items():
+            row = self._db.execute("SELECT change FROM items WHERE id = ?", (item_id,)).fetchone()
+            if (row[0] if row else None) != version:
+                raise VersionConflict(item_id)
 
     def _store_item(self, item: Item, change: int) -> int:
         attributes = json.dumps(item.attributes, sort_keys=True, ensure_ascii=False, allow_nan=False)
@@ -157,6 +183,7 @@ class Catalogue:
         if found is None:
             query = "INSERT INTO images (item, id, digest) VALUES (?, ?, ?) RETURNING key"
             key = self._count(query, item, image.id, image.digest)
+            self._db.execute("UPDATE items SET change = ? WHERE key = ?", (change, item))
             self._db.execute("INSERT OR IGNORE INTO thumbnails VALUES (?, ?)", (image.digest, image.thumbnail))
         else:
             key = found[0]
@@ -168,19 +195,23 @@ class Catalogue:
             (bundle, key, change, vector),
         )
 
-    def delete(self, item_ids: Iterable[str]) -> int:
+    def delete(self, item_ids: Iterable[str], expected: Mapping[str, int | None] = _ANY_VERSION) -> int:
         """Removes items with their images and vectors; unknown ids are ignored. Answers the newest change."""
         with self._writing() as change:
+            self._check_versions(expected)
             for item_id in item_ids:
                 images = "SELECT images.key FROM images JOIN items ON item = items.key WHERE items.id = ?"
                 self._remove_images([key for (key,) in self._db.execute(images, (item_id,))], change)
                 self._db.execute("DELETE FROM items WHERE id = ?", (item_id,))
         return self.read.change()
 
-    def delete_images(self, item_id: str, image_ids: Iterable[str]) -> int:
+    def delete_images(
+        self, item_id: str, image_ids: Iterable[str], expected: Mapping[str, int | None] = _ANY_VERSION
+    ) -> int:
         """Removes images of an item that stays; unknown ones are ignored. Answers the newest change."""
         query = "SELECT images.key FROM images JOIN items ON item = items.key WHERE items.id = ? AND images.id = ?"
         with self._writing() as change:
+            self._check_versions(expected)
             for image_id in image_ids:
                 self._remove_images([key for (key,) in self._db.execute(query, (item_id, image_id))], change)
         return self.read.change()
@@ -188,6 +219,8 @@ class Catalogue:
     def _remove_images(self, keys: list[int], change: int) -> None:
         for key in keys:
             self._db.execute("INSERT INTO removed VALUES (?, ?)", (change, key))
+            query = "UPDATE items SET change = ? WHERE key = (SELECT item FROM images WHERE key = ?)"
+            self._db.execute(query, (change, key))
             (digest,) = self._db.execute("DELETE FROM images WHERE key = ? RETURNING digest", (key,)).fetchone()
             self._db.execute(
                 "DELETE FROM thumbnails WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM images WHERE digest = ?)",

@@ -45,6 +45,12 @@ _MOST_DEAD = 0.25
 Progress = Callable[[int, int], None]
 
 
+class CompactionError(LookalikeError):
+    """The next generation could not be written; the last one stays."""
+
+    kind = "compaction"
+
+
 class _Base(NamedTuple):
     """A generation to extend: its index in memory, and the keys of its positions that are still good."""
 
@@ -101,6 +107,11 @@ def compact(
         name = None
         if len(records.keys):
             name = _write(root, bundle, records, base, fresh, vectors, target, on_progress)
+    except OSError as error:
+        raise CompactionError(
+            f"The next generation of {directory} could not be written: {error}.",
+            "Free space on its disk and compact again; searches go on, and nothing is lost.",
+        ) from error
     finally:
         scratch.unlink(missing_ok=True)
     catalogue.set_generation(bundle.key, name, records.change)
@@ -110,7 +121,12 @@ def compact(
 
 def _scratch(path: Path, shape: tuple[int, int]) -> NDArray[np.float16]:
     """Room for vectors on disk: there may be more of them than memory."""
-    return np.memmap(path, np.float16, "w+", shape=shape) if shape[0] else np.empty(shape, np.float16)
+    if not shape[0]:
+        return np.empty(shape, np.float16)
+    with path.open("wb") as file:
+        # Taken at once: a page of a map that finds no room when it is written would end the process.
+        os.posix_fallocate(file.fileno(), 0, 2 * shape[0] * shape[1])
+    return np.memmap(path, np.float16, "r+", shape=shape)
 
 
 def _base(root: Path, bundle: BundleRow, records: Records) -> _Base | None:

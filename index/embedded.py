@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from index import searching
 from index.bundle import Bundle
 from index.catalogue import Catalogue
+from index.columns import Facet
 from index.compaction import (
     CATALOGUE_FILE,
     GENERATIONS,
@@ -32,7 +33,7 @@ from index.filters import Filter
 from index.follower import Follower
 from index.gallery import BundleMismatch, GalleryStats, ItemMissing, Scanned
 from index.generations import Manifest, read_manifest
-from index.items import Found, Item, NewImage
+from index.items import Found, Item, NewImage, StoredItem
 from index.reader import BundleRow
 from index.searching import MAX_TOP, Ask, Page, SearchError
 from index.state import State
@@ -68,14 +69,22 @@ class EmbeddedGallery:
 
     # Writing
 
-    def upsert(self, entries: Iterable[tuple[Item, Sequence[NewImage]]], bundle_id: str) -> int:
-        return self._catalogue.upsert(entries, bundle_id)
+    def upsert(
+        self,
+        entries: Iterable[tuple[Item, Sequence[NewImage]]],
+        bundle_id: str,
+        *,
+        expected: Mapping[str, int | None] | None = None,
+    ) -> int:
+        return self._catalogue.upsert(entries, bundle_id, expected or {})
 
-    def delete(self, item_ids: Iterable[str]) -> int:
-        return self._catalogue.delete(item_ids)
+    def delete(self, item_ids: Iterable[str], *, expected: Mapping[str, int | None] | None = None) -> int:
+        return self._catalogue.delete(item_ids, expected or {})
 
-    def delete_images(self, item_id: str, image_ids: Iterable[str]) -> int:
-        return self._catalogue.delete_images(item_id, image_ids)
+    def delete_images(
+        self, item_id: str, image_ids: Iterable[str], *, expected: Mapping[str, int | None] | None = None
+    ) -> int:
+        return self._catalogue.delete_images(item_id, image_ids, expected or {})
 
     def prepare(self, bundle_id: str, *, on_progress: Progress = lambda done, total: None) -> Manifest:
         bundle = self._catalogue.read.bundle(bundle_id)
@@ -146,6 +155,17 @@ class EmbeddedGallery:
 
     def get(self, item_id: str) -> Item | None:
         return self._catalogue.read.item(item_id)
+
+    def stored(self, item_id: str) -> StoredItem | None:
+        return self._catalogue.read.stored(item_id)
+
+    def item_vectors(self, item_id: str, bundle_id: str) -> dict[str, NDArray[np.float32]]:
+        bundle = self._catalogue.read.bundle(bundle_id)
+        return self._catalogue.read.item_vectors(item_id, bundle.key) if bundle else {}
+
+    def facets(self, count: int = 20) -> list[Facet]:
+        state = self._live_state()
+        return state.generation.columns.facets(count) if state else []
 
     def digests(self, item_id: str, bundle_id: str) -> dict[str, str]:
         return self._catalogue.read.digests(item_id, bundle_id)
@@ -260,6 +280,12 @@ class EmbeddedGallery:
         )
 
     # Following
+
+    def live_bundle(self) -> str | None:
+        version = self._catalogue.watch.version()
+        if version != self._version:
+            self._look(version)
+        return self._live
 
     def _live_state(self) -> State | None:
         """What a search with vectors of the live bundle looks at; none in a gallery that never held an image."""

@@ -1,6 +1,6 @@
 """The gallery: what index hands over. One interface; the address decides the engine behind it."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from index.bundle import Bundle
+from index.columns import Facet
 from index.errors import LookalikeError
 from index.filters import Filter
 from index.generations import Manifest
-from index.items import Found, Frozen, Item, NewImage
+from index.items import Found, Frozen, Item, NewImage, StoredItem
 
 Progress = Callable[[int, int], None]
 """Told what is done, of how much."""
@@ -71,14 +72,29 @@ class Gallery(Protocol):
     the change number, which grows with each one that changed something.
     """
 
-    def upsert(self, entries: Iterable[tuple[Item, Sequence[NewImage]]], bundle_id: str) -> int:
-        """Stores items and images with their vectors; the first bundle of a gallery becomes the live one."""
+    def upsert(
+        self,
+        entries: Iterable[tuple[Item, Sequence[NewImage]]],
+        bundle_id: str,
+        *,
+        expected: Mapping[str, int | None] | None = None,
+    ) -> int:
+        """Stores items and images with their vectors; the first bundle of a gallery becomes the live one.
 
-    def delete(self, item_ids: Iterable[str]) -> int:
+        `expected` names the versions of items that the write rests on, none for one that must be new; when one differs
+        nothing is written and VersionConflict is raised. The same holds for the deletions.
+        """
+
+    def delete(self, item_ids: Iterable[str], *, expected: Mapping[str, int | None] | None = None) -> int:
         """Removes items with their images."""
 
-    def delete_images(self, item_id: str, image_ids: Iterable[str]) -> int:
+    def delete_images(
+        self, item_id: str, image_ids: Iterable[str], *, expected: Mapping[str, int | None] | None = None
+    ) -> int:
         """Removes some images of an item."""
+
+    def live_bundle(self) -> str | None:
+        """The id of the live bundle; cheap enough to ask for every request."""
 
     def keep_bundle(self, bundle: Bundle) -> None:
         """Keeps a copy of the bundle with its vectors, so that whoever opens the gallery can embed queries for it."""
@@ -88,6 +104,15 @@ class Gallery(Protocol):
 
     def get(self, item_id: str) -> Item | None:
         """An item by its id."""
+
+    def stored(self, item_id: str) -> StoredItem | None:
+        """An item with its images and its version."""
+
+    def item_vectors(self, item_id: str, bundle_id: str) -> dict[str, NDArray[np.float32]]:
+        """Image id to vector, of the item's images that have one of the bundle."""
+
+    def facets(self, count: int = 20) -> list[Facet]:
+        """The attributes that items have, each with its most frequent values, as of the last compaction."""
 
     def digests(self, item_id: str, bundle_id: str) -> dict[str, str]:
         """Image id to content digest, for the item's images that have a vector of the bundle."""

@@ -177,10 +177,10 @@ def export(
 def _manifest(gallery: Path, generation: str | None) -> "Manifest | None":
     """What a generation says of itself; none if a compaction has replaced it just now."""
     from index.compaction import GENERATIONS
-    from index.generations import MANIFEST_FILE, Manifest
+    from index.generations import read_manifest
 
-    path = gallery / GENERATIONS / (generation or "") / MANIFEST_FILE
-    return Manifest.model_validate_json(path.read_text(encoding="utf-8")) if path.is_file() else None
+    path = gallery / GENERATIONS / (generation or "")
+    return read_manifest(path) if generation and path.is_dir() else None
 
 
 def _quality(manifest: "Manifest") -> str:

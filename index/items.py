@@ -55,6 +55,14 @@ class StoredImage(Frozen):
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
+class StoredItem(NamedTuple):
+    """An item as the gallery holds it: with its images, and the number of the change that last touched it."""
+
+    item: Item
+    images: list[StoredImage]
+    version: int
+
+
 class NewImage(NamedTuple):
     """An image ready to be stored: its vector for one bundle, and a small JPEG to show."""
 

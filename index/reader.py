@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from index.items import Item
+from index.items import Item, StoredImage, StoredItem
 from index.schema import connect
 
 _ROWS = 2048
@@ -232,6 +232,17 @@ class Reader:
             row = self._db.execute("SELECT id, title, url, attributes FROM items WHERE id = ?", (item_id,)).fetchone()
         return stored_item(*row) if row else None
 
+    def stored(self, item_id: str) -> StoredItem | None:
+        """An item with its images and its version."""
+        query = "SELECT key, change, id, title, url, attributes FROM items WHERE id = ?"
+        with self.instant():
+            row = self._db.execute(query, (item_id,)).fetchone()
+            if row is None:
+                return None
+            images = self._db.execute("SELECT id, digest FROM images WHERE item = ? ORDER BY key", (row[0],))
+            shown = [StoredImage.model_construct(id=name, digest=digest) for name, digest in images]
+        return StoredItem(stored_item(*row[2:]), shown, row[1])
+
     def items_after(self, item_id: str, count: int) -> list[Item]:
         """Items in the order of their ids, beginning after one."""
         query = "SELECT id, title, url, attributes FROM items WHERE id > ? ORDER BY id LIMIT ?"
@@ -273,12 +284,15 @@ class Reader:
     def known(self, item_ids: list[str], bundle_id: str) -> dict[tuple[str, str], str]:
         """Item and image id to digest, of the items' images that have a vector of the bundle."""
         query = (
-            "SELECT items.id, images.id, digest FROM items JOIN images ON item = items.key "
-            "JOIN vectors ON image = images.key WHERE items.id IN (SELECT value FROM json_each(?)) AND bundle = (SELECT key FROM bundles WHERE id = ?)"
+            "SELECT images.id, digest FROM items JOIN images ON item = items.key JOIN vectors ON image = images.key "
+            "WHERE items.id = ? AND bundle = (SELECT key FROM bundles WHERE id = ?)"
         )
         with self._lock:
-            rows = self._db.execute(query, (json.dumps(item_ids), bundle_id)).fetchall()
-        return {(item_id, image_id): digest for item_id, image_id, digest in rows}
+            return {
+                (item_id, image_id): digest
+                for item_id in item_ids
+                for image_id, digest in self._db.execute(query, (item_id, bundle_id))
+            }
 
     def image_ids(self) -> Iterator[tuple[str, str]]:
         """Item and image id of every image, by item; within one instant."""

@@ -18,7 +18,7 @@ from index.catalogue import Catalogue, CatalogueError
 from index.compaction import GENERATIONS
 from index.embedded import BUNDLES
 from index.errors import LookalikeError
-from index.generations import Generation, Manifest, open_generation
+from index.generations import Manifest, open_generation
 from index.items import Item
 from index.reader import BundleRow, Reader, WholeImage
 from index.snapshots import existing_catalogue
@@ -90,7 +90,7 @@ def _generation_faults(
                 if now and now.generation == bundle.generation:
                     return [Fault(error.problem, f"{again}.")]
                 continue  # a compaction replaced it while we looked
-            problems = _manifest_problems(bundle, generation, manifest)
+            problems = _manifest_problems(bundle, manifest)
             if compare and not problems:
                 changes = reader.changes(bundle.key, generation.change)
                 state = State.of(bundle, generation).following(changes)
@@ -100,23 +100,16 @@ def _generation_faults(
             return [Fault(f"{problem}.", rebuilt + doubt) for problem in problems]
 
 
-def _manifest_problems(bundle: BundleRow, generation: Generation, manifest: Manifest) -> list[str]:
-    """What the manifest says that neither the catalogue nor the generation's own files do."""
-    said = (manifest.bundle_id, manifest.change, manifest.dimension, manifest.images, manifest.dead, manifest.items)
-    dead = int(np.count_nonzero(~generation.alive))
-    images, items = len(generation.keys) - dead, len(generation.item_keys)
-    found = (bundle.id, bundle.generation_change, bundle.dimension, images, dead, items)
-    fields = ("bundle", "change", "dimension", "images", "dead positions", "items")
-    problems = [
-        f"The generation {generation.name} says {field} {one}; it is {other}"
-        for field, one, other in zip(fields, said, found, strict=True)
+def _manifest_problems(bundle: BundleRow, manifest: Manifest) -> list[str]:
+    """How a generation that is whole in itself is another one than the catalogue names."""
+    said = (manifest.name, manifest.bundle_id, manifest.change, manifest.dimension)
+    wanted = (bundle.generation, bundle.id, bundle.generation_change, bundle.dimension)
+    fields = ("name", "bundle", "change", "dimension")
+    return [
+        f"The generation {bundle.generation} has {field} {one}, not {other}"
+        for field, one, other in zip(fields, said, wanted, strict=True)
         if one != other
     ]
-    if generation.searcher.count != len(generation.keys):
-        problems.append(
-            f"The generation {generation.name} has {generation.searcher.count} vectors for {len(generation.keys)} keys"
-        )
-    return problems
 
 
 def _differences(reader: Reader, state: State, on_progress: Callable[[int, int], None]) -> list[str]:

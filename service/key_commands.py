@@ -14,6 +14,8 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 class _Scope(StrEnum):
+    """The scopes of service.keys; typer takes a list of these, but not of literals."""
+
     search = "search"
     write = "write"
     admin = "admin"
@@ -35,7 +37,8 @@ def create(
     name: Annotated[str, typer.Argument(help="Who or what the key is for.")],
     keys: KeysOption,
     scope: Annotated[
-        list[_Scope], typer.Option(help="What it may do; write includes search, and admin includes both.")
+        list[_Scope],
+        typer.Option(help="What it may do; write includes search, and admin includes both."),
     ] = [_Scope.search],  # noqa: B006  # typer copies it
     expires_in: Annotated[
         timedelta | None, typer.Option(parser=_duration, metavar="TIME", help="Such as 12h or 90d; never unless told.")
@@ -61,7 +64,10 @@ def list_keys(keys: KeysOption) -> None:
     from service.keys import SCOPES, KeyRing
 
     now = datetime.now(UTC)
-    for key in KeyRing(keys).list():
+    listed = KeyRing(keys).list()
+    if not listed:
+        typer.echo(f"There are no keys in {keys}.", err=True)
+    for key in listed:
         scopes = ",".join(it for it in SCOPES if it in key.scopes)
         told = [f"created {key.created:%Y-%m-%d}"]
         if key.rotated:
@@ -88,8 +94,11 @@ def rotate(
     key: IdArgument,
     keys: KeysOption,
     grace: Annotated[
-        timedelta, typer.Option(parser=_duration, metavar="TIME", help="How long the former token still works.")
-    ] = timedelta(0),
+        timedelta | None,
+        typer.Option(
+            parser=_duration, metavar="TIME", help="How long the former token still works; no longer unless told."
+        ),
+    ] = None,
 ) -> None:
     """Give a key a new token and print it, this once.
 
@@ -97,7 +106,7 @@ def rotate(
     """
     from service.keys import KeyRing
 
-    _show(KeyRing(keys).rotate(key, grace))
+    _show(KeyRing(keys).rotate(key, grace or timedelta(0)))
 
 
 def _show(token: str) -> None:

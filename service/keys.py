@@ -15,12 +15,13 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Annotated, Literal, NamedTuple, get_args
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, Field, ValidationError
 
 from index.errors import LookalikeError
 from index.files import written_whole
+from index.items import Frozen
 
 Scope = Literal["search", "write", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
@@ -29,6 +30,7 @@ SCOPES: tuple[Scope, ...] = get_args(Scope)
 _PREFIX = "lk_"
 _ID_BYTES, _SECRET_BYTES = 4, 32
 _MOST_NAME = 100
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class KeyProblem(LookalikeError):
@@ -46,10 +48,8 @@ class KeyMissing(KeyProblem):
         super().__init__(f"There is no key {key_id!r}.", "List the keys for their ids.")
 
 
-class Key(BaseModel):
+class Key(Frozen):
     """What is known of a key, without its secret."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
     name: str
@@ -66,26 +66,22 @@ class Key(BaseModel):
         return self.expires is not None and now >= self.expires
 
 
-class _Entry(BaseModel):
+class _Entry(Frozen):
     """A key as it is kept. After a rotation the former token works beside the new one for a while."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     key: Key
-    digest: str
-    former_digest: str = ""
+    digest: _Digest
+    former_digest: _Digest | None = None
     former_until: AwareDatetime | None = None
 
     def takes(self, digest: str, now: datetime) -> bool:
         """Compares with both digests, each in constant time."""
         is_current = hmac.compare_digest(self.digest, digest)
-        is_former = hmac.compare_digest(self.former_digest, digest)
+        is_former = hmac.compare_digest(self.former_digest or self.digest, digest)
         return is_current or (is_former and self.former_until is not None and now < self.former_until)
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+class _File(Frozen):
     version: Literal[1] = 1
     keys: list[_Entry] = []
 
@@ -176,7 +172,7 @@ class KeyRing:
             entries[key_id] = _Entry(
                 key=entry.key.model_copy(update={"rotated": now}),
                 digest=_digest(token),
-                former_digest=entry.digest if grace else "",
+                former_digest=entry.digest if grace else None,
                 former_until=now + grace if grace else None,
             )
         return token
@@ -207,7 +203,7 @@ class KeyRing:
 
     @contextmanager
     def _edited(self) -> Iterator[dict[str, _Entry]]:
-        """The entries to change; they are written when the context ends well. One edit at a time, over all processes."""
+        """The entries to change, written when the context ends well; one edit at a time over all processes."""
         lock_file = self._path.with_name(f".{self._path.name}.lock")
         try:
             lock_file.touch(mode=0o600)

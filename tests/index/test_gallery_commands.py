@@ -1,14 +1,17 @@
 """`lookalike gallery`: what each verb prints, and the exit code that scripts go by."""
 
 import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pyarrow.parquet
 import pytest
 
 from index.gallery import open_gallery
+from lookalike import main
 from tests.support.filled_gallery import BUNDLE, entry, fill
-from tests.support.processes import lookalike
 
 VERBS = ("stats", "verify", "compact", "snapshot", "restore", "export")
 
@@ -18,20 +21,44 @@ def gallery(tmp_path: Path) -> Path:
     return fill(tmp_path / "gallery", later=4)
 
 
-def told(*arguments: str | Path) -> str:
+Run = Callable[..., CompletedProcess[str]]
+Told = Callable[..., str]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs a verb as `lookalike gallery` would, in this process: starting one for each would take a minute."""
+
+    def end(*arguments: str | Path) -> CompletedProcess[str]:
+        line = ["lookalike", "gallery", *map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", line)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        return CompletedProcess(line, ended.value.code, *capfd.readouterr())
+
+    return end
+
+
+@pytest.fixture
+def told(run: Run) -> Told:
     """What a verb prints when it succeeds."""
-    ended = lookalike("gallery", *arguments)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+
+    def succeed(*arguments: str | Path) -> str:
+        ended = run(*arguments)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    return succeed
 
 
-def test_help_names_every_verb() -> None:
+def test_help_names_every_verb(told: Told) -> None:
     text = told("--help")
     assert all(verb in text for verb in VERBS)
     assert "Example: lookalike gallery snapshot" in told("snapshot", "--help")
 
 
-def test_stats_tell_what_searches_reflect(gallery: Path) -> None:
+def test_stats_tell_what_searches_reflect(told: Told, gallery: Path) -> None:
     lines = dict(line.split(maxsplit=1) for line in told("stats", gallery).splitlines())
     assert (lines["items"], lines["images"]) == ("24", "47")
     assert lines["bundle"] == f"{BUNDLE}, 8 numbers a vector"
@@ -40,7 +67,7 @@ def test_stats_tell_what_searches_reflect(gallery: Path) -> None:
     assert lines["index"] == "exact, recall@10 1 (target 0.98)"
 
 
-def test_stats_for_programs_have_every_field(gallery: Path) -> None:
+def test_stats_for_programs_have_every_field(told: Told, gallery: Path) -> None:
     found = json.loads(told("stats", gallery, "--json"))
     opened = open_gallery(gallery)
     expected = opened.stats().model_dump()
@@ -53,7 +80,7 @@ def test_stats_for_programs_have_every_field(gallery: Path) -> None:
     assert more == {"target": 0.98, "effort": 0, "generation_bytes": size}
 
 
-def test_compaction_tells_the_new_generation(gallery: Path) -> None:
+def test_compaction_tells_the_new_generation(told: Told, gallery: Path) -> None:
     before = json.loads(told("stats", gallery, "--json"))
     assert before["pending"] > 0
     said = told("compact", gallery)
@@ -64,23 +91,23 @@ def test_compaction_tells_the_new_generation(gallery: Path) -> None:
     assert told("compact", gallery, "--rebuild").startswith(f"New generation {after['generation']}.2")
 
 
-def test_an_empty_gallery_is_told_as_such(tmp_path: Path) -> None:
+def test_an_empty_gallery_is_told_as_such(told: Told, tmp_path: Path) -> None:
     open_gallery(tmp_path / "gallery", create=True).close()
     assert "none yet" in told("stats", tmp_path / "gallery")
     assert "nothing to compact" in told("compact", tmp_path / "gallery")
 
 
-def test_verify_ends_with_one_when_it_finds_a_fault(gallery: Path) -> None:
+def test_verify_ends_with_one_when_it_finds_a_fault(told: Told, run: Run, gallery: Path) -> None:
     assert told("verify", gallery) == "No fault found.\n"
     (file,) = gallery.glob("generations/*/index.faiss")
     file.write_bytes(file.read_bytes()[:-1])
-    ended = lookalike("gallery", "verify", gallery)
+    ended = run("verify", gallery)
     assert ended.returncode == 1
     assert f"{file} is not as it was written. Make it again: lookalike gallery compact {gallery}." in ended.stderr
     assert "1 faults found." in ended.stderr
 
 
-def test_a_backup_drill(gallery: Path, tmp_path: Path) -> None:
+def test_a_backup_drill(told: Told, gallery: Path, tmp_path: Path) -> None:
     file, restored = tmp_path / "backup.tar", tmp_path / "restored"
     assert f"{file}: 24 items, 47 images as of change 4, generation " in told("snapshot", gallery, file)
     assert f"{restored}: 24 items, 47 images as of change 4, written " in told("restore", file, restored)
@@ -89,7 +116,7 @@ def test_a_backup_drill(gallery: Path, tmp_path: Path) -> None:
     assert {**before, "catalogue_bytes": 0} == {**after, "catalogue_bytes": 0}
 
 
-def test_a_restored_gallery_without_an_index_tells_how_to_make_one(tmp_path: Path) -> None:
+def test_a_restored_gallery_without_an_index_tells_how_to_make_one(told: Told, tmp_path: Path) -> None:
     opened = open_gallery(tmp_path / "gallery", create=True)
     opened.upsert([entry(1)], BUNDLE)
     opened.close()
@@ -98,7 +125,7 @@ def test_a_restored_gallery_without_an_index_tells_how_to_make_one(tmp_path: Pat
     assert f"lookalike gallery compact {tmp_path / 'restored'}" in said
 
 
-def test_export_writes_a_table(gallery: Path, tmp_path: Path) -> None:
+def test_export_writes_a_table(told: Told, gallery: Path, tmp_path: Path) -> None:
     assert "47 images" in told("export", gallery, tmp_path / "vectors.parquet")
     assert pyarrow.parquet.read_table(tmp_path / "vectors.parquet").num_rows == 47
 
@@ -116,9 +143,9 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("line", "message"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_mistake_ends_with_one_clear_line(gallery: Path, tmp_path: Path, line: str, message: str) -> None:
+def test_a_mistake_ends_with_one_clear_line(run: Run, gallery: Path, tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / "there").write_text("precious")
-    ended = lookalike("gallery", *line.format(tmp_path).split())
+    ended = run(*line.format(tmp_path).split())
     assert ended.returncode == 1 and message in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"gallery", "there"}
