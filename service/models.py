@@ -59,6 +59,11 @@ class Models:
         elif live is not None:
             await self._load(live)
 
+    @property
+    def loaded(self) -> Model | None:
+        """The model that was loaded last, if any."""
+        return self._model
+
     def current(self) -> Model:
         """The model to answer with now. When another bundle went live, its model is loaded beside."""
         live = self._gallery.live_bundle()

@@ -56,7 +56,7 @@ def test_status_tells_gallery_model_and_limits(client: httpx.Client) -> None:
     assert status["bundle"]["metrics"] == {"recall@1": 0.9}
     assert status["bundle"]["untrained_metrics"] == {"recall@1": 0.5}
     assert status["provider"].endswith("ExecutionProvider")
-    assert status["limits"] == {"max_body_bytes": 300_000, "max_pixels": 1_000_000}
+    assert status["limits"] == {"max_body_bytes": 300_000, "max_pixels": 1_000_000, "max_batch": 16}
 
 
 def test_probes_answer(client: httpx.Client) -> None:
