@@ -3,7 +3,9 @@
 Everything else in a gallery (the FAISS generations) is derived from it and can be made again.
 """
 
+import fcntl
 import json
+import os
 import re
 import sqlite3
 import threading
@@ -40,6 +42,17 @@ class VersionConflict(LookalikeError):
 _ANY_VERSION: Mapping[str, int | None] = MappingProxyType({})
 
 
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """One process at a time opens a catalogue: those who make a new file would get into each other's way."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 class Catalogue:
     """One SQLite file. Any thread may call any method; a write is acknowledged after its commit.
 
@@ -48,17 +61,20 @@ class Catalogue:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        new = not path.exists()
         self._lock = threading.RLock()
-        try:
-            self._db = connect(path)
-            prepare(self._db, path)
-            self.watch = Reader(path)
-            self.read = Reader(path)
-        except sqlite3.DatabaseError as error:
-            if new:
-                path.unlink(missing_ok=True)
-            raise CatalogueError(f"{path} cannot be used as a catalogue: {error}.", "Restore it from a copy.") from None
+        with _alone(path.parent):
+            new = not path.exists()
+            try:
+                self._db = connect(path)
+                prepare(self._db, path)
+                self.watch = Reader(path)
+                self.read = Reader(path)
+            except sqlite3.DatabaseError as error:
+                if new:
+                    path.unlink(missing_ok=True)
+                raise CatalogueError(
+                    f"{path} cannot be used as a catalogue: {error}.", "Restore it from a copy."
+                ) from None
 
     def close(self) -> None:
         self.watch.close()

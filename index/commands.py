@@ -10,7 +10,12 @@ BundleOption = Annotated[Path, typer.Option(help="Folder of the exported model."
 
 
 def reindex(
-    source: Annotated[Path, typer.Argument(help="CSV (item_id, image, ...) or a folder with one folder an item.")],
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            help="Tables (CSV, JSON lines, Parquet: item_id, image, ...), or folders of one folder an item."
+        ),
+    ],
     gallery: GalleryOption,
     bundle: BundleOption,
     rejects: Annotated[Path, typer.Option(help="Where to write the photos that could not be used.")] = Path(
@@ -28,14 +33,15 @@ def reindex(
     from index.gallery import open_gallery
     from index.progress import progress_bar
     from index.reindex import reindex as run
-    from index.sources import read_source
+    from index.sources import Source
 
-    images = read_source(source)
+    checked = Source(source)
+    checked.check()
     embedder = Embedder(Bundle.load(bundle))
     opened = open_gallery(gallery, create=True)
     try:
         with progress_bar("Indexing") as on_progress:
-            summary = run(images, gallery=opened, embedder=embedder, rejects_file=rejects, on_progress=on_progress)
+            summary = run(checked, gallery=opened, embedder=embedder, rejects_file=rejects, on_progress=on_progress)
     finally:
         opened.close()
     typer.echo(

@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 BUNDLES = "bundles"
 _PAUSE = 60.0
 """Seconds before a compaction that failed is tried again."""
+_REST = 3.0
+"""Seconds after one that did not: searches need a moment to open what it wrote."""
 
 
 class EmbeddedGallery:
@@ -355,14 +357,16 @@ class _Maintainer:
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before = 0.0
         self._considered: State | None = None
+        self._due = False
 
     def consider(self, state: State) -> None:
         """Starts a compaction when searches would gain from it."""
-        if state is self._considered:
-            return
-        self._considered = state
-        images = len(state.generation.keys)
-        if is_due(images, state.pending) or (state.generation.name is None and is_due(0, images)):
+        if state is not self._considered:
+            images = len(state.generation.keys)
+            # Without a name it stands in for a generation that is damaged, or was never built.
+            missing = state.generation.name is None and (state.bundle.generation is not None or is_due(0, images))
+            self._considered, self._due = state, missing or is_due(images, state.pending)
+        if self._due:  # still, if another compaction was just ending when it was found
             self.start()
 
     def start(self) -> None:
@@ -373,7 +377,7 @@ class _Maintainer:
                     return
                 if code:
                     log.error("a compaction of %s ended with code %s; see its message above", self._directory, code)
-                    self._not_before = monotonic() + _PAUSE
+                self._not_before = monotonic() + (_PAUSE if code else _REST)
                 self._process = None
             if monotonic() >= self._not_before:
                 self._process = subprocess.Popen([sys.executable, "-m", "index.compaction", str(self._directory)])

@@ -195,7 +195,10 @@ def open_gallery(address: str | Path, *, create: bool = False, maintain: bool = 
 
     directory = Path(address)
     if not (directory / CATALOGUE_FILE).is_file():
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        # The catalogue itself may appear just now, when another process makes the same gallery.
+        if directory.exists() and not (
+            directory.is_dir() and all(path.name.startswith(CATALOGUE_FILE) for path in directory.iterdir())
+        ):
             raise LookalikeError(f"{directory} is not a gallery.", "Name an empty or a new folder, or a gallery.")
         if not create:
             raise LookalikeError(f"No gallery at {directory}.", "Make one with `lookalike reindex`.")

@@ -17,7 +17,7 @@ from pydantic import Field
 from index.errors import LookalikeError
 from index.items import Frozen
 
-Reason = Literal["empty", "too_large", "too_many_pixels", "unsupported", "truncated", "unreadable"]
+Reason = Literal["empty", "too_large", "too_many_pixels", "unsupported", "truncated", "unreadable", "unreachable"]
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 # Our own, lower limit is checked from the header of every image. Pillow's refuses twice its figure, and is kept for
 # the formats whose decoder takes memory for all pixels as soon as the header is read.
@@ -95,8 +95,9 @@ def read_file(path: Path, limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
     try:
         _check_bytes(path.stat().st_size, limits)
         return path.read_bytes()
-    except OSError as error:
-        raise ImageError("unreadable", f"{path} cannot be read: {error.strerror}.", "Check the path.") from error
+    except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
+        told = getattr(error, "strerror", None) or error
+        raise ImageError("unreadable", f"{path} cannot be read: {told}.", "Check the path.") from error
 
 
 def load_pixels(data: bytes, rule: Preprocessing, limits: ImageLimits = DEFAULT_LIMITS) -> NDArray[np.uint8]:

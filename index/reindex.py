@@ -1,7 +1,7 @@
 """Re-indexing: a source into a gallery, embedding only what is new, and then making it live."""
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby, islice
 from pathlib import Path
@@ -13,9 +13,9 @@ from index.embedder import Embedder
 from index.errors import LookalikeError
 from index.files import written_whole
 from index.gallery import Gallery
-from index.images import DEFAULT_LIMITS, ImageError, decode, digest, read_file, thumbnail
+from index.images import DEFAULT_LIMITS, ImageError, decode, digest, thumbnail
 from index.items import Frozen, Item, NewImage
-from index.sources import SourceImage
+from index.sources import Source, SourceImage
 
 _CHUNK = 128
 """Images of one transaction: large enough to fill batches, small enough to hold in memory."""
@@ -47,7 +47,7 @@ class _Prepared(NamedTuple):
 
 
 def reindex(
-    images: Sequence[SourceImage],
+    source: Source,
     *,
     gallery: Gallery,
     embedder: Embedder,
@@ -55,45 +55,46 @@ def reindex(
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Summary:
     """Indexes every photo of a source and activates the result; bad photos go to `rejects_file`."""
+    total = source.check().images
     embedded = unchanged = 0
     rejects: list[Reject] = []
     with ThreadPoolExecutor() as pool:
-        for done, chunk in _chunks(images):
-            outcomes = list(pool.map(lambda image: _prepare(image, gallery, embedder), chunk))
+        for done, chunk in _chunks(source):
+            outcomes = list(pool.map(lambda image: _prepare(image, source, gallery, embedder), chunk))
             rejects += [outcome for outcome in outcomes if isinstance(outcome, Reject)]
             ready = [outcome for outcome in outcomes if isinstance(outcome, _Prepared)]
             fresh = [prepared for prepared in ready if prepared.pixels is not None]
             _store(ready, fresh, gallery, embedder)
             embedded += len(fresh)
             unchanged += len(ready) - len(fresh)
-            on_progress(done, len(images))
+            on_progress(done, total)
     _write_rejects(rejects_file, rejects)
     if not embedded + unchanged:
         raise LookalikeError(
-            f"None of the {len(images)} images could be indexed; the first: {rejects[0].reason}",
+            f"None of the {total} images could be indexed; the first: {rejects[0].reason}",
             f"See {rejects_file} for each.",
         )
     generation = gallery.activate(embedder.bundle.id)
     return Summary(embedded=embedded, unchanged=unchanged, rejected=len(rejects), generation=generation)
 
 
-def _chunks(images: Sequence[SourceImage]) -> Iterator[tuple[int, list[SourceImage]]]:
+def _chunks(images: Iterable[SourceImage]) -> Iterator[tuple[int, list[SourceImage]]]:
     iterator, done = iter(images), 0
     while chunk := list(islice(iterator, _CHUNK)):
         done += len(chunk)
         yield done, chunk
 
 
-def _prepare(image: SourceImage, gallery: Gallery, embedder: Embedder) -> _Prepared | Reject:
+def _prepare(image: SourceImage, source: Source, gallery: Gallery, embedder: Embedder) -> _Prepared | Reject:
     rule = embedder.bundle.preprocessing
     try:
-        data = read_file(image.path)
+        data = source.read(image.place, DEFAULT_LIMITS)
         name = digest(data)
         if gallery.digests(image.item.id, embedder.bundle.id).get(image.image_id) == name:
             return _Prepared(image, name, None, b"")
         picture = decode(data, DEFAULT_LIMITS, rule)
     except ImageError as error:
-        return Reject(image.item.id, str(image.path), str(error))
+        return Reject(image.item.id, image.place, str(error))
     return _Prepared(image, name, rule.apply(picture), thumbnail(picture))
 
 

@@ -10,7 +10,7 @@ from index.embedder import Embedder
 from index.files import written_whole
 from index.gallery import open_gallery
 from index.reindex import Summary, reindex
-from index.sources import read_source
+from index.sources import Source
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
 from training.data.photos import DataSet, Progress, shop_data
@@ -86,7 +86,7 @@ class Demo:
         gallery = open_gallery(self.gallery, create=True)
         try:
             return reindex(
-                read_source(table),
+                Source([table]),
                 gallery=gallery,
                 embedder=Embedder(bundle),
                 rejects_file=self.directory / "rejects.csv",

@@ -10,7 +10,7 @@ from index.embedder import Embedder
 from index.errors import LookalikeError
 from index.gallery import open_gallery
 from index.images import decode
-from index.sources import read_source
+from index.sources import Source
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import COLOURS, index_source, tiny_photo, write_tiny_folder, write_tiny_source
 
@@ -78,7 +78,7 @@ def test_a_source_without_a_usable_photo_fails(tmp_path: Path, bundle: Path) -> 
 
 
 def test_a_folder_of_folders_is_a_source(tmp_path: Path, bundle: Path) -> None:
-    images = read_source(write_tiny_folder(tmp_path / "photos", views=2))
+    images = list(Source([write_tiny_folder(tmp_path / "photos", views=2)]))
     assert len(images) == 16 and images[0].item.id == "blue" and images[0].image_id == "0.jpg"
 
 
@@ -95,4 +95,4 @@ def test_a_wrong_table_is_refused_before_any_work(tmp_path: Path, text: str, mes
     table = tmp_path / "table.csv"
     table.write_text(text)
     with pytest.raises(LookalikeError, match=message):
-        read_source(table)
+        Source([table]).check()

@@ -10,7 +10,7 @@ from index.bundle import Bundle
 from index.embedder import Embedder
 from index.gallery import open_gallery
 from index.reindex import Summary, reindex
-from index.sources import read_source
+from index.sources import Source
 
 COLOURS = ("red", "green", "blue", "yellow", "magenta", "cyan", "orange", "purple")
 
@@ -48,7 +48,7 @@ def index_source(source: Path, *, gallery: Path, bundle: Path) -> Summary:
     try:
         embedder = Embedder(Bundle.load(bundle), threads=1)
         rejects = gallery.with_name("rejects.csv")
-        return reindex(read_source(source), gallery=opened, embedder=embedder, rejects_file=rejects)
+        return reindex(Source([source]), gallery=opened, embedder=embedder, rejects_file=rejects)
     finally:
         opened.close()
 

@@ -24,6 +24,7 @@ from index.items import Item
 from .plain import BUNDLE, PlainGallery, photo, unit
 
 DIMENSION = 6
+WRITERS, WRITTEN = 6, 4
 
 
 def write(target: Gallery | PlainGallery, number: int) -> None:
@@ -51,42 +52,69 @@ def write(target: Gallery | PlainGallery, number: int) -> None:
 
 
 class Orders:
-    """What a child can be told to do; it goes on until it is killed."""
+    """What a child can be told to do."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     def write(self, number: int) -> None:
-        """Writes from a number on, telling each number after it was acknowledged, and compacts now and then."""
+        """Until it is killed: writes from a number on, tells each when it was acknowledged, and often compacts."""
         gallery = open_gallery(self._address)
         while True:
             write(gallery, number)
-            _tell(f"wrote {number}")
+            _tell("wrote", str(number))
             number += 1
             if number % 9 == 0:
                 gallery.compact(rebuild=number % 2 == 0)
 
     def compact(self, graphs_from: int) -> None:
-        """Builds generations, of graphs when there are at least so many images, one after the other."""
+        """Until it is killed: builds generations, of graphs when there are more images than given."""
         ann.EXACT_UP_TO = graphs_from
         gallery = open_gallery(self._address)
         while True:
             gallery.compact(rebuild=True)
-            _tell("compacted 1")
+            _tell("compacted", "1")
 
-    def search(self, count: int) -> None:
-        """Answers with the titles of all items that a search finds, as often as it is asked."""
+    def obey(self, count: int) -> None:
+        """Does what it reads so many times: makes the write of a number, or tells what a search finds."""
         gallery = open_gallery(self._address)
-        _tell("ready 1")
-        query = unit(*range(1, DIMENSION + 1))[None]
+        _tell("ready")
         for _ in range(count):
-            sys.stdin.readline()
-            hits = gallery.search(query, bundle_id=BUNDLE, top=1000).hits[0]
-            _tell("found " + ",".join(hit.item.title for hit in hits))
+            word, number = sys.stdin.readline().split()
+            if word == "write":
+                write(gallery, int(number))
+                _tell("wrote", number)
+            else:
+                _tell("found", ",".join(sorted(found(gallery))))
+
+    def race(self, attempt: int) -> None:
+        """Makes a new gallery in several processes at the same time, each of which stores some items."""
+        start, go = os.pipe()
+        children = []
+        for writer in range(WRITERS):
+            children.append(os.fork())
+            if children[-1] == 0:
+                os.close(go)
+                os.read(start, 1)  # until the parent closes its end, which all notice at once
+                gallery = open_gallery(f"{self._address}-{attempt}", create=True)
+                for number in range(WRITTEN):
+                    picture = photo(f"of {writer}", unit(writer + 1, number + 1))
+                    gallery.upsert([(Item(id=f"{writer}-{number}"), [picture]), (Item(id="all"), [picture])], BUNDLE)
+                os._exit(0)
+        os.close(go)
+        statuses = [os.waitpid(child, 0)[1] for child in children]
+        _tell("raced", " ".join(map(str, statuses)))
 
 
-def _tell(line: str) -> None:
-    os.write(1, f"{line}\n".encode())
+def found(gallery: Gallery) -> set[str]:
+    """All that a search finds, each item with the number of the write that it is as of."""
+    hits = gallery.search(unit(*range(1, DIMENSION + 1))[None], bundle_id=BUNDLE, top=1000).hits[0]
+    return {f"{hit.item.id} {hit.item.title} {hit.image.digest}" for hit in hits}
+
+
+def _tell(word: str, said: str = "") -> None:
+    # In one piece, and past Python's buffer: nothing of it is lost when the process is killed.
+    os.write(1, f"{word} {said}\n".encode())
 
 
 def main(address: str) -> None:
@@ -97,9 +125,9 @@ def main(address: str) -> None:
         if child == 0:
             getattr(Orders(address), order)(int(number))
             os._exit(0)
-        _tell(f"pid {child}")
+        _tell("pid", str(child))
         _, status = os.waitpid(child, 0)
-        _tell(f"ended {status}")
+        _tell("ended", str(status))
 
 
 class Killed(NamedTuple):
@@ -118,11 +146,14 @@ class Forge:
 
     def start(self, order: str, number: int) -> int:
         """Starts a child and answers its process id."""
-        self._input.write(f"{order} {number}\n")
-        self._input.flush()
+        self.order(order, number)
         word, pid = self.told()
         assert word == "pid"
         return int(pid)
+
+    def order(self, word: str, number: int = 0) -> None:
+        self._input.write(f"{word} {number}\n")
+        self._input.flush()
 
     def told(self) -> tuple[str, str]:
         line = self._output.readline()
