@@ -41,8 +41,10 @@ def test_the_answer_names_model_and_index_and_where_the_time_went(client: httpx.
     status = client.get("/v1/status").json()
     assert answer["bundle"] == status["bundle"]["id"]
     assert answer["generation"] == status["gallery"]["generation"] is not None
-    assert set(answer["milliseconds"]) == {"decode", "embed", "search"}
-    assert all(value > 0 for value in answer["milliseconds"].values())
+    assert set(answer["milliseconds"]) == {"decode", "wait", "embed", "search"}
+    assert all(value >= 0 for value in answer["milliseconds"].values())
+    assert answer["milliseconds"]["embed"] > 0
+    assert answer["change"] == status["gallery"]["change"]
 
 
 def test_a_raw_body_is_answered_as_a_form_is(client: httpx.Client) -> None:
@@ -105,8 +107,8 @@ def test_a_cut_off_jpeg_is_refused(client: httpx.Client) -> None:
 
 
 def test_a_body_of_another_type_is_refused(client: httpx.Client) -> None:
-    response = client.post("/v1/search", json={"image": "https://example.org/a.jpg"})
-    assert "application/json" in problem(response, 415, "body-unsupported")["detail"]
+    response = client.post("/v1/search", content="https://example.org/a.jpg", headers={"Content-Type": "text/plain"})
+    assert "text/plain" in problem(response, 415, "body-unsupported")["detail"]
 
 
 def test_a_form_that_cannot_be_parsed_is_refused(client: httpx.Client) -> None:
@@ -161,7 +163,7 @@ def test_too_many_pixels_are_refused_however_few_bytes_hold_them(client: httpx.C
     assert "1001 x 1000" in body["detail"] and "1,000,000" in body["detail"]
 
 
-@pytest.mark.parametrize("top", ["0", "101", "-1", "many", "1.5"])
+@pytest.mark.parametrize("top", ["0", "1001", "-1", "many", "1.5"])
 def test_a_top_out_of_range_is_named_with_its_value(client: httpx.Client, top: str) -> None:
     photo = {"image": tiny_photo(0, 0)}
     for response in (
