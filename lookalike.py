@@ -29,6 +29,7 @@ for verb in (
     training.commands.export,
     training.commands.report,
     index.commands.reindex,
+    index.commands.jobs,
     index.commands.search,
     service.commands.serve,
 ):

@@ -122,15 +122,14 @@ class Benchmark:
             ),
             *self._reader_rows(cases),
         ]  # fmt: skip
-        with closing(open_gallery(self._address)) as gallery, self._peers() as peers:
-            raw = peers[0]
-            if raw.seconds:
-                name = f"build of a generation, {self._of}"
-                rows.append(make_row(name, built["compaction"], f"{raw.name}, add alone", raw.seconds, "s"))
-            ours = Ours(gallery, self._shop.bundle_id)
+        with closing(open_gallery(self._address)) as gallery:
             self._check(gallery)
-            rows += self._search_rows(ours, peers, cases)
-            rows += self._filtered_rows(ours, peers)
+            ours = Ours(gallery, self._shop.bundle_id)
+            with self._peers() as (raw, others):
+                peers = [raw, *others]
+                rows += self._building_rows(built, raw)
+                rows += self._search_rows(ours, peers, cases)
+                rows += self._filtered_rows(ours, peers)
             rows.append(self._new_filter_row(ours, cases))
         return rows + self._busy_rows(cases)
 
@@ -167,17 +166,26 @@ class Benchmark:
         built: dict[str, float] = json.loads(self._record.read_text(encoding="utf-8"))
         return built
 
+    def _building_rows(self, built: dict[str, float], raw: RawFaiss) -> list[Row]:
+        files = sum(path.stat().st_size for path in self._generation().iterdir())
+        bare = faiss.serialize_index(raw.index).nbytes
+        rows = [make_row(f"the generation's files, {self._of}", files / 2**20, raw.name, bare / 2**20, "MiB")]
+        if raw.seconds:
+            name = f"build of a generation, {self._of}"
+            rows.append(make_row(name, built["compaction"], f"{raw.name}, add alone", raw.seconds, "s"))
+        return rows
+
     @contextmanager
-    def _peers(self) -> Iterator[list[Peer]]:
-        """Raw FAISS first. A peer that is not installed is left out."""
+    def _peers(self) -> Iterator[tuple[RawFaiss, list[Peer]]]:
+        """Raw FAISS and the others. A peer that is not installed is left out."""
         file = self._generation() / INDEX_FILE
         peers: list[Peer] = []
         try:
             if len(self._shop.vectors) > PEERS_UP_TO:
-                peers.append(RawFaiss(faiss.read_index(str(file)), "raw FAISS, the generation's own index"))
+                raw = RawFaiss(faiss.read_index(str(file)), "raw FAISS, the generation's own index")
             else:
                 like = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
-                peers.append(RawFaiss.built(self._shop, like, THREADS))
+                raw = RawFaiss.built(self._shop, like, THREADS)
                 for kind in (Hnswlib, Usearch) if self._quick else (Hnswlib, Usearch, Milvus):
                     try:
                         peers.append(kind(self._shop, THREADS))
@@ -186,7 +194,7 @@ class Benchmark:
                         continue
                     say(f"{self._of}: {kind.name} built in {peers[-1].seconds:.0f} s")
             faiss.omp_set_num_threads(1)
-            yield peers
+            yield raw, peers
         finally:
             faiss.omp_set_num_threads(THREADS)
             for peer in peers:
@@ -206,8 +214,7 @@ class Benchmark:
             np.save(queries, np.concatenate([case.query for case in cases]))
             runs = [start("--read", self._address, self._shop.bundle_id, queries).communicate()[0] for _ in range(3)]
         first, pss, anonymous = (statistics.median(column) for column in zip(*map(json.loads, runs), strict=True))
-        files = {path.name: path.stat().st_size / 2**20 for path in self._generation().iterdir()}
-        every = sum(files.values())
+        every = sum(path.stat().st_size for path in self._generation().iterdir()) / 2**20
         return [
             make_row(
                 f"open and first answer in a fresh process, {self._of}", first, "limit", 2.0, "s",
@@ -218,7 +225,6 @@ class Benchmark:
                 "MiB", **self._target(at_most=1.3),
             ),
             make_row(f"of that, anonymous memory, {self._of}", anonymous, "the generation's files", every, "MiB"),
-            make_row(f"the generation's files, {self._of}", every, "raw FAISS's file", files[INDEX_FILE], "MiB"),
         ]  # fmt: skip
 
     # Searching
@@ -290,6 +296,7 @@ class Benchmark:
                 quiet = latencies(ours, cases, seconds=self._effort.quiet_seconds)
                 with start("--write", copy, self._shop.bundle_id) as writer:
                     writing = latencies(ours, cases, writer)
+                    pace = float(writer.communicate()[0])  # a writer that failed has printed none
                 pending = gallery.stats().pending
                 before = latencies(ours, cases, seconds=self._effort.quiet_seconds)
                 with subprocess.Popen([sys.executable, "-m", "index.compaction", copy], text=True) as compactor:
@@ -298,8 +305,8 @@ class Benchmark:
                     raise SystemExit(f"The compaction ended with {compactor.returncode}.")
         rows = []
         for work, busy, peer, still in (
-            (f"while {BATCH / PAUSE:.0f} items/s are upserted", writing, "quiet", quiet),
-            (f"with {pending:,} images pending", before, "none pending", quiet),
+            (f"while another process upserts {pace:.0f} items/s", writing, "quiet", quiet),
+            (f"with {pending:,} changes pending", before, "none pending", quiet),
             ("while a compaction runs", compacting, f"quiet, {pending:,} pending", before),
         ):
             rows.append(make_row(f"search {work}, {self._of}", 1 / busy.mean(), peer, 1 / still.mean(), "QPS"))
@@ -343,10 +350,12 @@ def write(address: str, bundle_id: str) -> None:
         assert stats.dimension
         shop = synthetic_shop(WRITES * BATCH, stats.dimension)
         print("ready", flush=True)
+        first = time.perf_counter()
         for rows in np.random.default_rng(0).permutation(WRITES * BATCH).reshape(WRITES, BATCH).tolist():
             begin = time.perf_counter()
             gallery.upsert(shop.entries(rows, first=stats.items - WRITES * BATCH // 2), bundle_id)
             time.sleep(max(0.0, PAUSE - (time.perf_counter() - begin)))
+    print(WRITES * BATCH / (time.perf_counter() - first))
 
 
 def say(text: str) -> None:

@@ -135,8 +135,8 @@ class Searcher:
     ) -> Results:
         """The `count` nearest positions of each query, of the selected ones only.
 
-        `filtered` says that the selection is a user's filter, not just a mask of dead positions: the recall is
-        then at least 0.99, however few match and wherever they lie.
+        `filtered` says that the selection is a user's filter, not just a mask of dead positions: the search then takes
+        the effort of the higher target, however few match and wherever they lie. A selection belongs to one index.
         """
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         with _team(1 if len(queries) == 1 else None):

@@ -190,8 +190,15 @@ def open_gallery(address: str | Path, *, create: bool = False, maintain: bool = 
 
     With `maintain` the gallery compacts itself in the background: for a process that stays.
     """
-    from index.compaction import CATALOGUE_FILE
     from index.embedded import EmbeddedGallery
+
+    check_gallery(address, create=create)
+    return EmbeddedGallery(Path(address), maintain=maintain)
+
+
+def check_gallery(address: str | Path, *, create: bool = False) -> None:
+    """Refuses an address that holds no gallery and, with `create`, one where none can be made."""
+    from index.compaction import CATALOGUE_FILE
 
     directory = Path(address)
     if not (directory / CATALOGUE_FILE).is_file():
@@ -202,4 +209,3 @@ def open_gallery(address: str | Path, *, create: bool = False, maintain: bool = 
             raise LookalikeError(f"{directory} is not a gallery.", "Name an empty or a new folder, or a gallery.")
         if not create:
             raise LookalikeError(f"No gallery at {directory}.", "Make one with `lookalike reindex`.")
-    return EmbeddedGallery(directory, maintain=maintain)

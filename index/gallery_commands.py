@@ -76,7 +76,7 @@ def verify(gallery: GalleryArgument) -> None:
     for fault in faults:
         typer.echo(f"{fault.problem} {fault.remedy}", err=True)
     if faults:
-        typer.echo(f"{len(faults)} faults found.", err=True)
+        typer.echo("1 fault found." if len(faults) == 1 else f"{len(faults)} faults found.", err=True)
         raise typer.Exit(1)
     typer.echo("No fault found.")
 
@@ -200,3 +200,41 @@ def _size(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
+
+
+@app.command(no_args_is_help=True)
+def rollback(gallery: GalleryArgument) -> None:
+    """Return to the bundle that was live before; running services follow by themselves.
+
+    Example: lookalike gallery rollback gallery
+    """
+    from index.gallery import open_gallery
+
+    opened = open_gallery(gallery)
+    try:
+        before = opened.live_bundle()
+        bundle_id = opened.rollback()
+        typer.echo(f"Bundle {bundle_id} is live again; {before} is kept and can be returned to.")
+        missing = opened.images_without(bundle_id)
+        if missing:
+            typer.echo(f"{missing} images that came since have no vector of it and are not found.", err=True)
+    finally:
+        opened.close()
+
+
+@app.command(no_args_is_help=True)
+def drop(
+    gallery: GalleryArgument, bundle: Annotated[str, typer.Argument(help="Id of a bundle that is not live.")]
+) -> None:
+    """Remove the vectors of a bundle that is no longer needed, its index and its model.
+
+    Example: lookalike gallery drop gallery 1f0c2a4e9b7d4c1f
+    """
+    from index.gallery import open_gallery
+
+    opened = open_gallery(gallery)
+    try:
+        opened.drop_bundle(bundle)
+    finally:
+        opened.close()
+    typer.echo(f"Bundle {bundle} is gone.")

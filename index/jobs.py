@@ -93,6 +93,14 @@ class JobLog:
             (job_id,) = self._db.execute(query, values).fetchone()
         return Job(self, record.model_copy(update={"id": job_id}))
 
+    def adopt(self, job_id: int) -> "Job":
+        """Takes over a record that another process began for this one."""
+        record = self.get(job_id)
+        with self._lock:
+            query = "UPDATE jobs SET host = ?, process = ? WHERE id = ?"
+            self._db.execute(query, (socket.gethostname(), os.getpid(), job_id))
+        return Job(self, record)
+
     def save(self, record: JobRecord) -> None:
         with self._lock:
             self._db.execute("UPDATE jobs SET record = ? WHERE id = ?", (record.model_dump_json(), record.id))
@@ -150,6 +158,11 @@ class Job:
     def stop(self) -> None:
         """Ends the job after its batch, from within its process."""
         self._stopped.set()
+
+    @property
+    def told_to_stop(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopped.is_set()
 
     @property
     def stopping(self) -> bool:

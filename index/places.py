@@ -84,7 +84,7 @@ class Places:
             return [place]
         if scheme:
             try:
-                files = self._filesystem(scheme)
+                files = self.filesystem(scheme)
                 found = sorted(files.unstrip_protocol(name) for name in files.glob(place))
             except LookalikeError:
                 raise
@@ -106,7 +106,7 @@ class Places:
                 shutil.copyfileobj(file, out, _PIECE)
 
         try:
-            _persistently(attempt)
+            _persistently(place, attempt)
         except LookalikeError:
             raise
         except Exception as error:  # as in `matching`
@@ -117,7 +117,7 @@ class Places:
         if not scheme_of(place):
             return read_file(local_path(place), limits)
         try:
-            data = _persistently(lambda: self._read(place, limits.max_bytes))
+            data = _persistently(place, lambda: self._read(place, limits.max_bytes))
         except LookalikeError:
             raise
         except Exception as error:  # as in `matching`; one image must never stop a job
@@ -145,21 +145,24 @@ class Places:
         scheme = scheme_of(place)
         # One plain request for HTTP: a known size and no blocks keep fsspec from asking for the size first.
         options = {"block_size": 0, "size": 1} if scheme in _HTTP else {}
-        with self._filesystem(scheme).open(place, "rb", **options) as file:
+        with self.filesystem(scheme).open(place, "rb", **options) as file:
             yield file
 
-    def _filesystem(self, scheme: str) -> Any:
+    def filesystem(self, scheme: str) -> Any:
+        """What reads addresses of a scheme; a LookalikeError where its packages are missing."""
         with self._lock:
             if scheme not in self._filesystems:
                 self._filesystems[scheme] = self._connected(scheme)
             return self._filesystems[scheme]
 
     def _connected(self, scheme: str) -> Any:
+        # A listing remembered by an earlier job of this process would hide tonight's tables.
+        fresh = {"skip_instance_cache": True, "use_listings_cache": False}
         try:
             import fsspec
 
             if scheme not in _HTTP:
-                return fsspec.filesystem(scheme)
+                return fsspec.filesystem(scheme, **fresh)
             import aiohttp
         except ImportError as error:
             raise LookalikeError(
@@ -170,11 +173,12 @@ class Places:
                 f"{scheme}:// is no address that is known: {error}.", "Use s3:// or https://"
             ) from None
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout, sock_read=self.timeout)
-        return fsspec.filesystem(scheme, client_kwargs={"timeout": timeout, "trust_env": True})
+        return fsspec.filesystem(scheme, client_kwargs={"timeout": timeout, "trust_env": True}, **fresh)
 
 
-def _persistently(attempt: Callable[[], _T]) -> _T:
-    for number in range(1, _ATTEMPTS):
+def _persistently(place: str, attempt: Callable[[], _T]) -> _T:
+    """Several attempts over HTTP; the other filesystems make their own."""
+    for number in range(1, _ATTEMPTS if scheme_of(place) in _HTTP else 1):
         try:
             return attempt()
         except Exception as error:

@@ -95,7 +95,9 @@ def _answer(
             break
         fetch *= _WIDEN
         looked = _look([segment for segment, _, _ in looked], group, fetch, ask)
-    hits = [Hit(max(-1.0, min(1.0, -rank / _UNIT)), segment, position) for rank, _, _, segment, position in best[: ask.top]]
+    hits = [
+        Hit(max(-1.0, min(1.0, -rank / _UNIT)), segment, position) for rank, _, _, segment, position in best[: ask.top]
+    ]
     if len(best) <= ask.top:
         return hits, None
     rank, key, *_ = best[ask.top - 1]

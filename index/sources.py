@@ -77,10 +77,16 @@ class Source:
         self._copies: dict[str, Path] = {}
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
+    @property
+    def name(self) -> str:
+        """The addresses, for people."""
+        return ", ".join(self._addresses)
+
     def check(self) -> Checked:
         """Counts all there is without opening an image, or refuses the source with the first bad rows it has."""
         tables = rows = images = 0
         seen: set[str] = set()
+        schemes: set[str] = set()
         bad: list[_Bad] = []
         for place in self._matching():
             is_table = not _is_folder(place)
@@ -94,6 +100,7 @@ class Source:
                 else:
                     images += len(entry.images)
                     seen |= entry.names
+                    schemes |= {scheme_of(image.place) for image in entry.images}
         if bad:
             raise _refused(bad)
         if not images:
@@ -105,6 +112,8 @@ class Source:
                 f"No row has an attribute {unseen[0]!r}; there are {', '.join(sorted(seen)) or 'none'}.",
                 "Mend the list of attributes to keep.",
             )
+        for scheme in sorted(schemes - {""}):
+            self._places.filesystem(scheme)
         return Checked(tables, rows, images)
 
     def __iter__(self) -> Iterator[SourceImage]:

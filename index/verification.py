@@ -191,5 +191,5 @@ def _shown(row: WholeImage) -> str:
 
 
 def _told(problem: str, examples: list[str]) -> str:
-    more = ", …" if len(examples) > _EXAMPLES else ""
+    more = " and others" if len(examples) > _EXAMPLES else ""
     return problem.format(count=f"{len(examples):,}", examples=", ".join(examples[:_EXAMPLES]) + more)

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from index.bundle import Bundle
-from index.embedder import Embedder
 from index.files import written_whole
-from index.gallery import open_gallery
-from index.reindex import Summary, reindex
+from index.jobs import JobRecord
+from index.reindex import run_reindex
 from index.sources import Source
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
@@ -75,7 +74,7 @@ class Demo:
             return Bundle.load(self.bundle)
         return export_run(self.run, self.bundle, data.test[:64])
 
-    def index(self, bundle: Bundle, on_progress: Progress) -> Summary:
+    def index(self, bundle: Bundle, on_progress: Progress) -> JobRecord:
         """A gallery of all products, of the photos that are not kept for trying."""
         table = self.shop / "gallery.csv"
         with written_whole(table) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
@@ -83,17 +82,13 @@ class Demo:
             writer.writeheader()
             photos = [photo for photo in read_shop(self.shop) if photo.role == "gallery"]
             writer.writerows(photo._asdict() for photo in photos)
-        gallery = open_gallery(self.gallery, create=True)
-        try:
-            return reindex(
-                Source([table]),
-                gallery=gallery,
-                embedder=Embedder(bundle),
-                rejects_file=self.directory / "rejects.csv",
-                on_progress=on_progress,
-            )
-        finally:
-            gallery.close()
+        return run_reindex(
+            Source([table]),
+            gallery=self.gallery,
+            bundle=bundle,
+            rejects_file=self.directory / "rejects.csv",
+            on_progress=lambda record: on_progress(record.done, record.total),
+        )
 
     def _write_examples(self, photos: list[ShopPhoto]) -> None:
         """One new photo of one never-trained product of each family."""

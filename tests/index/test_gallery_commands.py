@@ -1,6 +1,7 @@
 """`lookalike gallery`: what each verb prints, and the exit code that scripts go by."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from index.gallery import open_gallery
 from lookalike import main
 from tests.support.filled_gallery import BUNDLE, entry, fill
+from tests.support.processes import lookalike
 
 VERBS = ("stats", "verify", "compact", "snapshot", "restore", "export")
 
@@ -63,7 +65,8 @@ def test_stats_tell_what_searches_reflect(told: Told, gallery: Path) -> None:
     assert (lines["items"], lines["images"]) == ("24", "47")
     assert lines["bundle"] == f"{BUNDLE}, 8 numbers a vector"
     assert lines["generation"].endswith("of change 1")
-    assert lines["pending"].startswith("10 ")
+    pending = json.loads(told("stats", gallery, "--json"))["pending"]
+    assert pending > 8 and lines["pending"].startswith(f"{pending} images or items")
     assert lines["index"] == "exact, recall@10 1 (target 0.98)"
 
 
@@ -104,7 +107,14 @@ def test_verify_ends_with_one_when_it_finds_a_fault(told: Told, run: Run, galler
     ended = run("verify", gallery)
     assert ended.returncode == 1
     assert f"{file} is not as it was written. Make it again: lookalike gallery compact {gallery}." in ended.stderr
-    assert "1 faults found." in ended.stderr
+    assert "1 fault found." in ended.stderr
+
+
+def test_a_script_sees_the_exit_code_of_the_process(gallery: Path, tmp_path: Path) -> None:
+    assert lookalike("gallery", "snapshot", gallery, tmp_path / "backup.tar").returncode == 0
+    shutil.rmtree(gallery / "generations")
+    ended = lookalike("gallery", "verify", gallery)
+    assert (ended.returncode, ended.stdout) == (1, "") and "cannot be read" in ended.stderr
 
 
 def test_a_backup_drill(told: Told, gallery: Path, tmp_path: Path) -> None:

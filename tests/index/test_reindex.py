@@ -65,7 +65,7 @@ def test_bad_photos_are_listed_and_do_not_stop_the_job(tmp_path: Path, bundle: P
     assert (summary.embedded, summary.rejected) == (14, 2)
     with (tmp_path / "rejects.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {row["item_id"]: "No such file" in row["reason"] for row in rows} == {"ball-red": False, "ball-blue": True}
+    assert {row["item_id"]: "No such file" in row["problem"] for row in rows} == {"ball-red": False, "ball-blue": True}
     write_tiny_source(tmp_path / "source")
     index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
     assert not (tmp_path / "rejects.csv").exists(), "the file tells of the last run only"

@@ -13,7 +13,6 @@ from index.embedder import Embedder
 from service.batching import Batcher, Overloaded
 from tests.support.tiny_bundle import SIDE, make_tiny_bundle
 
-
 pytestmark = pytest.mark.anyio
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from index.bundle import Bundle
-from index.embedder import Embedder
-from index.gallery import open_gallery
-from index.reindex import Summary, reindex
+from index.jobs import JobRecord
+from index.reindex import PLAIN, Rules, run_reindex
 from index.sources import Source
 
 COLOURS = ("red", "green", "blue", "yellow", "magenta", "cyan", "orange", "purple")
@@ -42,15 +41,10 @@ def write_tiny_source(directory: Path, *, views: int = 2) -> Path:
     return table
 
 
-def index_source(source: Path, *, gallery: Path, bundle: Path) -> Summary:
+def index_source(source: Path, *, gallery: Path, bundle: Path, rules: Rules = PLAIN) -> JobRecord:
     """Runs the re-indexing job as the command line does."""
-    opened = open_gallery(gallery, create=True)
-    try:
-        embedder = Embedder(Bundle.load(bundle), threads=1)
-        rejects = gallery.with_name("rejects.csv")
-        return reindex(Source([source]), gallery=opened, embedder=embedder, rejects_file=rejects)
-    finally:
-        opened.close()
+    rejects = gallery.with_name("rejects.csv")
+    return run_reindex(Source([source]), gallery=gallery, bundle=Bundle.load(bundle), rejects_file=rejects, rules=rules)
 
 
 def make_tiny_gallery(directory: Path, bundle: Path) -> Path:

@@ -62,7 +62,8 @@ class PlainGallery:
     def scores(self, item_id: str, queries: NDArray[np.float32]) -> dict[str, float]:
         """Image id to its cosine with the nearest query."""
         return {
-            name: float((queries.astype(np.float64) @ image.vector.astype(np.float16).astype(np.float64)).max())
+            # Rounded to half precision, a vector may be longer than one; a score is never told as more.
+            name: min(1.0, float((queries.astype(np.float64) @ image.vector.astype(np.float16)).max()))
             for name, image in self.images[item_id].items()
         }
 

@@ -188,6 +188,16 @@ class History(RuleBasedStateMachine):
             assert stats.change == self.change
 
 
+class FullHistory(History):
+    """Begins with a generation of every item."""
+
+    @initialize()
+    def fill(self) -> None:
+        views = list(zip(ITEMS, VECTORS[:12], VECTORS[12:], strict=True))
+        self.upsert([(Item(id=name), [photo("front", one), photo("back", two)]) for name, one, two in views])
+        self.writer.compact()
+
+
 def histories(examples: int, steps: int) -> settings:
     return settings(
         max_examples=examples,
@@ -212,4 +222,4 @@ def test_any_history_of_graphs_that_are_extended_leaves_what_plain_python_would(
     monkeypatch.setattr(compaction, "_MOST_DEAD", 0.9)
     monkeypatch.setattr(delta, "_SMALL", 1)
     monkeypatch.setattr(ann, "GATHERED", 2)
-    run_state_machine_as_test(History, settings=histories(30, 20))
+    run_state_machine_as_test(FullHistory, settings=histories(30, 20))
