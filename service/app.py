@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from fastapi import FastAPI
 from fastapi.responses import FileResponse
+from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
 from service import problems
@@ -41,7 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[_State]:
-        with opened(settings) as backend:
+        async with opened(settings) as backend:
             yield {"backend": backend}
 
     # The interactive description pages load scripts from elsewhere; /openapi.json says the same.
@@ -55,6 +56,14 @@ def create_app(settings: Settings) -> FastAPI:
     )
     problems.install(app)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["*"],
+            allow_headers=["Authorization", "Content-Type", "If-Match", "X-API-Key"],
+            expose_headers=["ETag", "Location", "Retry-After", "X-Request-Id"],
+        )
     app.add_middleware(RequestContext)
     for routes in (search, status, media):
         app.include_router(routes.router)

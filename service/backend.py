@@ -1,62 +1,98 @@
-"""What the routes work with: the opened bundle and gallery, and proof that the two belong together."""
+"""What the routes work with: the opened gallery, the model of its live bundle, and the permits to use them."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, cast
 
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
-from index.bundle import Bundle
 from index.cores import usable_cores
-from index.embedder import Embedder
-from index.gallery import BundleMismatch, Gallery, GalleryStats, open_gallery
-from service.settings import Settings
+from index.gallery import Gallery, open_gallery
+from service.batching import Overloaded
+from service.fetching import Fetcher
+from service.keys import KeyRing
+from service.limits import RateLimit
+from service.models import Models
+from service.settings import Settings, SettingsError
+
+log = logging.getLogger(__name__)
 
 PHOTO_TYPES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png", ".webp": "image/webp"}
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Backend:
     """The engines of one running service."""
 
     settings: Settings
-    bundle: Bundle
-    embedder: Embedder
     gallery: Gallery
+    models: Models
+    keys: KeyRing | None
+    rates: RateLimit
+    fetcher: Fetcher | None
     examples: dict[str, Path]
-    workers: CapacityLimiter
+    decoders: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(max(2, usable_cores())))
     """Bounds the photos in memory: each one decoded may weigh 150 MB."""
+    searchers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(max(4, 2 * usable_cores())))
+    working: int = 0
 
-    def matching_stats(self) -> GalleryStats:
-        """The gallery's state, refused while its vectors are not those of our bundle."""
-        stats = self.gallery.stats()
-        # A gallery that never saw an image has no bundle yet, and nothing that could be compared wrongly.
-        if stats.bundle_id is not None and stats.bundle_id != self.bundle.id:
-            raise BundleMismatch(stats.bundle_id, self.bundle.id)
-        return stats
+    @contextmanager
+    def permit(self) -> Iterator[None]:
+        """The right to do work for a request, taken before any is done; refused when too many have one."""
+        if self.working >= self.settings.max_requests:
+            raise Overloaded(self.working, 1.0)
+        self.working += 1
+        try:
+            yield
+        finally:
+            self.working -= 1
 
 
-@contextmanager
-def opened(settings: Settings) -> Iterator[Backend]:
-    """Opens everything a request needs, and closes the gallery at the end."""
-    bundle = Bundle.load(settings.bundle)
-    gallery = open_gallery(settings.gallery)
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncIterator[Backend]:
+    """Opens everything a request needs; at the end finishes what was accepted and closes the gallery."""
+    check_exposure(settings)
+    gallery = open_gallery(settings.gallery, create=settings.create, maintain=True)
     try:
-        backend = Backend(
-            settings=settings,
-            bundle=bundle,
-            embedder=Embedder(bundle, threads=settings.threads),
-            gallery=gallery,
-            examples=_photos_in(settings.examples),
-            workers=CapacityLimiter(max(2, usable_cores())),
-        )
-        backend.matching_stats()
-        yield backend
+        models = Models(gallery, settings, on_batch=lambda size: None)
+        await models.start()
+        try:
+            yield Backend(
+                settings=settings,
+                gallery=gallery,
+                models=models,
+                keys=KeyRing(settings.keys) if settings.keys else None,
+                rates=RateLimit(settings.rate, settings.burst),
+                fetcher=_fetcher(settings),
+                examples=_photos_in(settings.examples),
+            )
+        finally:
+            await models.close()
     finally:
         gallery.close()
+
+
+def check_exposure(settings: Settings) -> None:
+    """Without keys anybody who reaches the service may change the gallery: fine on one machine, told loudly."""
+    if settings.keys:
+        return
+    if settings.host not in _LOOPBACK and not settings.open:
+        raise SettingsError(
+            f"The service would listen on {settings.host} without API keys.",
+            "Make some with `lookalike keys create` and set LOOKALIKE_KEYS, or set LOOKALIKE_OPEN=true.",
+        )
+    log.warning("NO API KEYS: everybody who reaches %s may search, change and re-index the gallery", settings.host)
+
+
+def _fetcher(settings: Settings) -> Fetcher | None:
+    if not settings.url_hosts:
+        return None
+    return Fetcher(settings.url_hosts, max_bytes=settings.max_body_bytes, timeout=settings.url_seconds)
 
 
 def _photos_in(folder: Path | None) -> dict[str, Path]:

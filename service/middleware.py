@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.problems import BODY_TOO_LARGE, INTERNAL, ProblemError, answer
+from service.walking import ClientLeft
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +57,8 @@ class RequestContext:
 
         try:
             await self._app(scope, receive, send_with_headers)
-        except ClientDisconnect:
-            log.info("request %s: the client left before its request was whole", request_id)
+        except (ClientDisconnect, ClientLeft):
+            log.info("request %s: the client left before it was answered", request_id)
         except Exception:
             log.exception("request %s: %s %s failed", request_id, scope["method"], scope["path"])
             if started:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
+from math import ceil
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -11,8 +12,16 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from index.gallery import BundleMismatch
+from index.catalogue import VersionConflict
+from index.errors import LookalikeError
+from index.filters import FilterError
+from index.gallery import BundleMismatch, ItemMissing
 from index.images import ImageError
+from index.jobs import JobMissing
+from index.searching import SearchError
+from service.batching import Overloaded
+from service.fetching import FetchError
+from service.models import NotReady
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -92,7 +101,7 @@ INVALID = Kind(
     "request-invalid",
     422,
     "A value is out of range",
-    "top: Input should be less than or equal to 100 (got 500).",
+    "top: Input should be less than or equal to 1000 (got 5000).",
     "Correct the value and send the request again.",
 )
 PHOTO_MISSING = Kind(
@@ -115,6 +124,81 @@ NOT_READY = Kind(
     "The service is not ready",
     "The gallery was indexed with another bundle than the service embeds with.",
     "Try again when the operator has served the bundle that indexed the gallery.",
+)
+OVERLOADED = Kind(
+    "overloaded",
+    503,
+    "The service has too much to do",
+    "64 photos are waiting already.",
+    "Send the request again after the time in Retry-After.",
+)
+KEY_MISSING = Kind(
+    "key-missing",
+    401,
+    "The request has no API key",
+    "Neither Authorization nor X-API-Key is sent.",
+    "Send the key as `Authorization: Bearer lk_...`.",
+)
+KEY_WRONG = Kind(
+    "key-wrong",
+    401,
+    "The API key is not valid",
+    "The key is unknown, expired or revoked.",
+    "Ask the operator for a new one.",
+)
+FORBIDDEN = Kind(
+    "forbidden",
+    403,
+    "The API key may not do this",
+    "The key 'shop' lacks the scope write.",
+    "Use a key with that scope.",
+)
+TOO_MANY = Kind(
+    "too-many-requests",
+    429,
+    "The API key sends too many requests",
+    "This key may send 50 requests a second.",
+    "Send the request again after the time in Retry-After.",
+)
+ACCESS = (KEY_MISSING, KEY_WRONG, FORBIDDEN, TOO_MANY)
+FILTER = Kind(
+    "filter-invalid",
+    422,
+    "The filter says nothing sensible",
+    'filter.price has the unknown operator "under".',
+    "Known are gte, gt, lte, lt, exists; attributes are not nested.",
+)
+SEARCH = Kind(
+    "search-invalid",
+    422,
+    "The search cannot be answered as it was asked",
+    "The cursor belongs to another search.",
+    "Ask with the same query, filter and bounds as for the first page.",
+)
+ITEM_MISSING = Kind(
+    "item-missing",
+    404,
+    "The gallery has no such item",
+    "The gallery has no item 'mug-1'.",
+    "Check the id.",
+)
+CONFLICT = Kind(
+    "version-conflict",
+    412,
+    "The item was changed by somebody else",
+    "Item 'mug-1' was changed since it was read.",
+    "Read it again and repeat the change.",
+)
+JOB_MISSING = Kind("job-missing", 404, "There is no such job", "The gallery has no job 7.", "List them at /v1/jobs.")
+JOB_ENDED = Kind(
+    "job-ended", 409, "The job has ended already", "Job 7 is not running: it is done.", "There is nothing to cancel."
+)
+URL_OFF = Kind(
+    "url-off",
+    422,
+    "Photos are not fetched from addresses",
+    "This service does not fetch photos from addresses.",
+    "Send the photo itself.",
 )
 IMAGES = {
     "empty": Kind("image-empty", 422, "The photo is empty", "The image is empty (0 bytes).", _WHOLE),
@@ -144,14 +228,46 @@ IMAGES = {
         "Send a smaller picture.",
     ),
 }
+FETCHES = {
+    reason: Kind(f"url-{reason.replace('_', '-')}", status, title, detail, "Send the photo itself.")
+    for reason, status, title, detail in (
+        ("bad_url", 422, "The photo's address is not one", "The address does not begin with https."),
+        ("host_not_allowed", 422, "The photo's host is not allowed", "Photos are not fetched from shop.example.com."),
+        (
+            "host_not_public",
+            422,
+            "The photo's host is not public",
+            "intranet.example.com is not public.",
+        ),
+        ("unreachable", 422, "The photo's host is unreachable", "The photo's host could not be reached, or broke off."),
+        ("timeout", 422, "The photo came too slowly", "The photo did not arrive within 5 seconds."),
+        ("too_many_redirects", 422, "The photo's address leads too far", "More than 3 redirects were followed."),
+        ("bad_status", 422, "There is no photo at the address", "The photo's host answered 404."),
+        ("not_an_image", 415, "What is at the address is no photo", "The host sent text/html."),
+        ("too_large", 413, "The photo at the address is too large", "The photo has more than 20,971,520 bytes."),
+    )
+}
+_BY_KIND = {
+    BundleMismatch.kind: NOT_READY,
+    NotReady.kind: NOT_READY,
+    Overloaded.kind: OVERLOADED,
+    FilterError.kind: FILTER,
+    SearchError.kind: SEARCH,
+    ItemMissing.kind: ITEM_MISSING,
+    VersionConflict.kind: CONFLICT,
+    JobMissing.kind: JOB_MISSING,
+}
 _BY_STATUS = {kind.status: kind for kind in (MALFORMED, NOT_FOUND, METHOD_NOT_ALLOWED)}
 
 
 class ProblemError(HTTPException):
     """A problem to answer with. FastAPI lets an HTTPException out of its own parsing, and nothing else."""
 
-    def __init__(self, kind: Kind, detail: str, remedy: str | None = None) -> None:
-        super().__init__(kind.status, detail)
+    def __init__(self, kind: Kind, detail: str, remedy: str | None = None, *, retry_after: int | None = None) -> None:
+        headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+        if kind.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = "Bearer"
+        super().__init__(kind.status, detail, headers)
         self.kind = kind
         self.remedy = kind.remedy if remedy is None else remedy
 
@@ -183,13 +299,13 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _from_http)
     app.add_exception_handler(RequestValidationError, _from_validation)
     app.add_exception_handler(ImageError, _from_image)
-    app.add_exception_handler(BundleMismatch, _from_mismatch)
+    app.add_exception_handler(LookalikeError, _from_ours)
 
 
 def _from_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if isinstance(error, ProblemError):
-        return answer(error.kind.problem(error.detail, error.remedy, request.state.request_id))
+        return answer(error.kind.problem(error.detail, error.remedy, request.state.request_id), error.headers)
     status, path = error.status_code, request.url.path
     kind = _BY_STATUS.get(status) or Kind(f"http-{status}", status, HTTPStatus(status).phrase)
     detail, remedy = error.detail, kind.remedy
@@ -212,6 +328,12 @@ def _from_image(request: Request, error: Exception) -> JSONResponse:
     return answer(IMAGES[error.reason].problem(error.problem, error.remedy, request.state.request_id))
 
 
-def _from_mismatch(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, BundleMismatch)
-    return answer(NOT_READY.problem(error.problem, error.remedy, request.state.request_id))
+def _from_ours(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, LookalikeError)
+    kind = _BY_KIND.get(error.kind)
+    if isinstance(error, FetchError):
+        kind = FETCHES[error.reason]
+    if kind is None:
+        raise error  # a fault of the service, not of the request: told as such
+    headers = {"Retry-After": str(ceil(error.retry_after))} if isinstance(error, Overloaded) else None
+    return answer(kind.problem(error.problem, error.remedy, request.state.request_id), headers)

@@ -3,6 +3,8 @@
 from pydantic import BaseModel, Field
 
 from index.items import Attribute
+from service.asking import Asked, SearchBody
+from service.problems import INVALID, ProblemError
 
 
 class MatchedImage(BaseModel):
@@ -19,15 +21,17 @@ class Match(BaseModel):
     title: str
     url: str = Field(description="the item's page in the shop; empty when the catalogue has none")
     score: float = Field(description="the cosine of the two images' vectors; 1 is the same image")
-    attributes: dict[str, Attribute]
+    attributes: dict[str, Attribute] = Field(description="empty unless they are included")
     image: MatchedImage
+    vector: list[float] | None = Field(default=None, description="of the image, when vectors are included")
 
 
 class Milliseconds(BaseModel):
     """Where the time went."""
 
     decode: float = Field(description="bytes to upright pixels of the model's size")
-    embed: float = Field(description="pixels to a vector")
+    wait: float = Field(description="for the model, while it worked for others")
+    embed: float = Field(description="pixels to a vector, in a batch with those of others")
     search: float = Field(description="the vector to items")
 
 
@@ -35,9 +39,31 @@ class SearchAnswer(BaseModel):
     """Items by falling likeness."""
 
     items: list[Match]
+    cursor: str | None = Field(description="asks for the next items when it is sent with the same search")
     bundle: str = Field(description="the id of the model that compared")
-    generation: str | None = Field(description="the index that was searched")
+    generation: str | None = Field(description="the index that was searched, with all changes since it was built")
+    change: int = Field(description="the number of the newest write to the gallery that the answer reflects")
     milliseconds: Milliseconds
+
+
+class BatchBody(BaseModel):
+    """Several searches in one request."""
+
+    searches: list[SearchBody] = Field(min_length=1)
+
+    def asked(self, most: int) -> list[Asked]:
+        """Each of them, if there are not too many."""
+        if len(self.searches) > most:
+            raise ProblemError(
+                INVALID, f"searches: {len(self.searches)} were sent; the limit is {most}.", "Send fewer."
+            )
+        return [search.asked() for search in self.searches]
+
+
+class BatchAnswer(BaseModel):
+    """The answers in the order of the searches."""
+
+    answers: list[SearchAnswer]
 
 
 class GalleryStatus(BaseModel):
@@ -45,7 +71,11 @@ class GalleryStatus(BaseModel):
 
     items: int
     images: int
+    change: int = Field(description="the number of the newest write")
     generation: str | None
+    pending: int = Field(description="changes since the generation was built; searches see them all the same")
+    kind: str | None = Field(description="of the index: exact, hnsw or ivf")
+    recall: float | None = Field(description="recall@10 of the index against exact search, measured at its build")
 
 
 class BundleStatus(BaseModel):
@@ -65,14 +95,17 @@ class Limits(BaseModel):
 
     max_body_bytes: int
     max_pixels: int
+    max_batch: int
 
 
 class Status(BaseModel):
     """The state of the service."""
 
     gallery: GalleryStatus
-    bundle: BundleStatus
-    provider: str = Field(description="what the model runs on")
+    bundle: BundleStatus | None = Field(description="none in an empty gallery that was given no bundle")
+    provider: str | None = Field(description="what the model runs on")
+    keys: bool = Field(description="whether requests need an API key")
+    urls: bool = Field(description="whether photos may be given by address")
     limits: Limits
 
 

@@ -1,27 +1,48 @@
 """Running the application: the port is taken and the gallery tried before anything is promised."""
 
+import asyncio
 import socket
+from functools import partial
 
 import uvicorn
+from uvicorn.supervisors import Multiprocess
 
 from index.errors import LookalikeError
 from service.app import create_app
 from service.backend import opened
 from service.settings import Settings
 
+_SHUTDOWN_SECONDS = 30
+"""Given to accepted requests when the service is told to end."""
+
 
 def run(settings: Settings, *, announce: str = "") -> None:
     """Serves until interrupted. Mistakes in the settings are raised here, not logged from a half-started server."""
-    with opened(settings):
-        pass
+    asyncio.run(_try(settings))
     with _listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         print(f"Lookalike serves on {address} (stop with Ctrl-C)", flush=True)
         if announce:
             print(announce.format(address=address), flush=True)
-        config = uvicorn.Config(create_app(settings), log_level="warning", access_log=False)
-        uvicorn.Server(config).run(sockets=[listener])
+        config = uvicorn.Config(
+            partial(create_app, settings),
+            factory=True,
+            log_level="warning",
+            access_log=False,
+            workers=settings.workers,
+            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+        )
+        server = uvicorn.Server(config)
+        if settings.workers == 1:
+            server.run(sockets=[listener])
+        else:
+            Multiprocess(config, sockets=[listener]).run()
+
+
+async def _try(settings: Settings) -> None:
+    async with opened(settings):
+        pass
 
 
 def _listen(host: str, port: int) -> socket.socket:

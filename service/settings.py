@@ -1,27 +1,101 @@
-"""What an operator may set, from `LOOKALIKE_...` variables, checked before anything is opened."""
+"""What an operator may set: `LOOKALIKE_...` variables and one file, checked before anything is opened."""
 
+import os
 from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import DirectoryPath, Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import DirectoryPath, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from index.errors import LookalikeError
 from index.images import DEFAULT_LIMITS, ImageLimits
+
+PREFIX = "LOOKALIKE_"
+FILE_VARIABLE = f"{PREFIX}CONFIG"
+
+
+class SettingsError(LookalikeError):
+    """Settings that cannot be served with; all mistakes are told at once."""
+
+    kind = "settings"
 
 
 class Settings(BaseSettings):
-    """The service's settings; a value given by name wins over the environment."""
+    """The service's settings. A value given by name wins over the environment, and that over the file."""
 
-    model_config = SettingsConfigDict(env_prefix="LOOKALIKE_", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
     gallery: str | Path = Field(description="the address of the gallery to search")
-    bundle: Path = Field(description="the bundle that embedded the gallery's images")
+    bundle: Path | None = Field(
+        default=None, description="the bundle to embed with; the gallery's own copy of its live one unless told"
+    )
+    create: bool = Field(default=False, description="make an empty gallery where there is none")
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    max_body_bytes: int = Field(default=DEFAULT_LIMITS.max_bytes, gt=0, description="of a request")
-    max_pixels: int = Field(default=DEFAULT_LIMITS.max_pixels, gt=0, description="of a photo")
+    workers: int = Field(default=1, ge=1, le=64, description="processes that answer; each loads the model")
     threads: int | None = Field(default=None, gt=0, description="of the embedder; all cores unless told")
     examples: DirectoryPath | None = Field(default=None, description="photos that the page offers to try")
+    sources: dict[str, str] = Field(default={}, description="name to address of what may be re-indexed over the API")
+
+    max_body_bytes: int = Field(default=DEFAULT_LIMITS.max_bytes, gt=0, description="of a request")
+    max_pixels: int = Field(default=DEFAULT_LIMITS.max_pixels, gt=0, description="of a photo")
+    max_batch: int = Field(default=16, ge=1, le=256, description="photos of one request")
+    max_requests: int = Field(default=64, ge=1, description="requests with a photo in work at once, in a process")
+    max_waiting: int = Field(default=64, ge=1, description="photos that wait for the model, in a process")
+
+    keys: Path | None = Field(default=None, description="the file of API keys; see `lookalike keys`")
+    open: bool = Field(default=False, description="serve without keys beyond this machine")
+    rate: float = Field(default=50, gt=0, description="requests a second that a key may send in the long run")
+    burst: int = Field(default=100, ge=1, description="requests that it may send at once")
+    url_hosts: list[str] = Field(default=[], description="hosts that `image_url` may name; none: it is off")
+    url_seconds: float = Field(default=5, gt=0, description="to fetch such a photo")
+    cors_origins: list[str] = Field(default=[], description="web pages of these origins may call the API")
+
+    log_format: Literal["text", "json"] = "text"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @property
     def image_limits(self) -> ImageLimits:
         return ImageLimits(max_bytes=self.max_body_bytes, max_pixels=self.max_pixels)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = os.environ.get(FILE_VARIABLE)
+        if not file:
+            return init_settings, env_settings
+        if not Path(file).is_file():
+            raise SettingsError(f"{FILE_VARIABLE} names {file}, which is no file.", "Write it, or unset the variable.")
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, Path(file))
+
+
+def load_settings(**given: Any) -> Settings:
+    """The settings, or one error that lists every mistake with its place."""
+    try:
+        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        faults = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in error.errors()]
+        raise SettingsError(
+            "The settings cannot be used: " + "; ".join(faults) + ".",
+            f"Each is set by an option, by {PREFIX}NAME in capitals, or by name in the file of {FILE_VARIABLE}.",
+        ) from None
+    except ValueError as error:  # a file that is no TOML, a variable that is no JSON
+        raise SettingsError(f"The settings cannot be read: {error}.", "Mend the file or the variable.") from None
+    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and not _is_known(name))
+    if unknown:
+        raise SettingsError(f"Unknown variables: {', '.join(unknown)}.", "Check their spelling, or unset them.")
+    return settings
+
+
+def _is_known(variable: str) -> bool:
+    return variable == FILE_VARIABLE or variable.removeprefix(PREFIX).lower() in Settings.model_fields
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, location)) or "settings"

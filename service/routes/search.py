@@ -1,128 +1,177 @@
-"""The search: a photo in, the items that look like it out."""
+"""The search: a photo or an item in, the items that look like it out."""
 
+from functools import partial
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Any
 
 import anyio.to_thread
 import numpy as np
-from fastapi import APIRouter, Query, Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import Field, TypeAdapter, ValidationError
-from starlette.datastructures import UploadFile
+from fastapi import APIRouter, Request
+from numpy.typing import NDArray
 
-from index import images
+from index.filters import Filter
+from index.items import Found, Hit
+from service.access import MaySearch
+from service.asking import Asked, Options, SearchBody, read_asked
 from service.backend import Backend, Serving
 from service.problems import (
+    ACCESS,
     BODY_TOO_LARGE,
+    FETCHES,
+    FILTER,
     IMAGES,
     INVALID,
+    ITEM_MISSING,
     MALFORMED,
     NOT_READY,
+    OVERLOADED,
     PHOTO_MISSING,
+    SEARCH,
     UNSUPPORTED_BODY,
-    ProblemError,
+    URL_OFF,
     documented,
 )
-from service.schemas import Match, MatchedImage, Milliseconds, SearchAnswer
+from service.schemas import BatchAnswer, BatchBody, Match, MatchedImage, SearchAnswer
+from service.walking import find_photo, milliseconds, photo_bytes, while_connected
 
-router = APIRouter(tags=["search"])
+router = APIRouter(tags=["search"], dependencies=[MaySearch])
 
-DEFAULT_TOP = 12
-_Top = Annotated[int, Field(ge=1, le=100)]
 _PHOTO = {"type": "string", "format": "binary"}
-_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["image"],
-                    "properties": {
-                        "image": _PHOTO,
-                        "top": {"type": "integer", "minimum": 1, "maximum": 100, "default": DEFAULT_TOP},
-                    },
-                }
+_ERRORS = (
+    MALFORMED, BODY_TOO_LARGE, UNSUPPORTED_BODY, PHOTO_MISSING, INVALID, FILTER, SEARCH, NOT_READY, OVERLOADED,
+    URL_OFF, ITEM_MISSING, *ACCESS, *IMAGES.values(), *FETCHES.values(),
+)  # fmt: skip
+
+
+def _body() -> dict[str, Any]:
+    """The forms that a search may have; FastAPI cannot derive them from a route that reads its body itself."""
+    texts = {name: {"type": "string"} for name in ("filter", "box", "cursor", "include")}
+    form = {"image": _PHOTO, "top": {"type": "integer", "minimum": 1, "maximum": 1000}, **texts}
+    schema = SearchBody.model_json_schema(ref_template="#/components/schemas/{model}")
+    example = {"item_id": "mug-1", "top": 5, "filter": {"category": "mug", "price": {"lt": 20}}}
+    return {
+        "requestBody": {
+            "required": True,
+            "content": {
+                "multipart/form-data": {"schema": {"type": "object", "required": ["image"], "properties": form}},
+                "image/*": {"schema": _PHOTO},
+                "application/json": {"schema": schema, "examples": {"more like this": {"value": example}}},
             },
-            "image/*": {"schema": _PHOTO},
         },
+        "parameters": [
+            {"name": name, "in": "query", "required": False, "schema": part, "description": part.get("description", "")}
+            for name, part in _address_options().items()
+        ],
     }
-}
+
+
+def _address_options() -> dict[str, dict[str, Any]]:
+    parts = Options.model_json_schema()["properties"]
+    text = {"type": "string"}
+    return {
+        "top": parts["top"],
+        "filter": {**text, "description": parts["filter"]["description"] + ", as JSON"},
+        "min_score": {"type": "number", "minimum": -1, "maximum": 1, "description": parts["min_score"]["description"]},
+        "box": {**text, "description": parts["box"]["description"] + ", with commas"},
+        "exclude": {"type": "array", "items": text, "maxItems": 1000, "description": parts["exclude"]["description"]},
+        "cursor": {**text, "maxLength": 500, "description": parts["cursor"]["description"]},
+        "include": {**text, "description": "attributes, vectors, or both with a comma"},
+    }
 
 
 @router.post(
     "/v1/search",
-    summary="Find the items that look like a photo",
-    responses=documented(
-        MALFORMED, BODY_TOO_LARGE, UNSUPPORTED_BODY, PHOTO_MISSING, INVALID, NOT_READY, *IMAGES.values()
-    ),
-    openapi_extra=_BODY,
+    summary="Find the items that look like a photo, or like an item",
+    responses=documented(*_ERRORS),
+    openapi_extra=_body(),
 )
-async def search(
-    request: Request,
-    serving: Serving,
-    top: Annotated[
-        int | None, Query(ge=1, le=100, description=f"how many items at most; {DEFAULT_TOP} unless told")
-    ] = None,
-) -> SearchAnswer:
-    """The photo is the file field `image` of a form, or the whole body with its own `image/...` type."""
-    photo, form_top = await _read(request)
-    wanted = top or form_top or DEFAULT_TOP
-    media = f"{request.scope.get('root_path', '')}/media"
-    return await anyio.to_thread.run_sync(_find, serving, photo, wanted, media, limiter=serving.workers)
+async def search(request: Request, serving: Serving) -> SearchAnswer:
+    """The photo is the file field `image` of a form, the whole body with its own `image/...` type, or base64 in JSON;
+    JSON may also name the photo's address, where that is enabled, or an item of the gallery. Options stand in the
+    address, the form or the JSON.
+    """
+    with serving.permit():
+        asked = await read_asked(request)
+        return await while_connected(request, _answer(serving, asked, _media(request)))
 
 
-async def _read(request: Request) -> tuple[bytes, int | None]:
-    """The photo's bytes, and `top` when the form carries it."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type.startswith("image/"):
-        return await request.body(), None
-    if not media_type:
-        raise ProblemError(PHOTO_MISSING, "The request has neither a body nor a Content-Type.")
-    if media_type != "multipart/form-data":
-        raise ProblemError(UNSUPPORTED_BODY, f"The request's type is {media_type}.")
-    async with request.form(max_files=1, max_fields=8) as form:
-        image, top = form.get("image"), form.get("top")
-        if not isinstance(image, UploadFile):
-            raise ProblemError(PHOTO_MISSING, PHOTO_MISSING.detail)
-        return await image.read(), None if top is None else _checked(top)
+@router.post(
+    "/v1/search/batch",
+    summary="Find the items that look like each of several photos",
+    responses=documented(*_ERRORS),
+)
+async def search_batch(request: Request, body: BatchBody, serving: Serving) -> BatchAnswer:
+    """Each search is answered as it would be alone, in the order given; the first problem is that of the whole."""
+    with serving.permit():
+        searches = body.asked(serving.settings.max_batch)
+        media = _media(request)
+        return await while_connected(request, _answer_all(serving, searches, media))
 
 
-def _checked(top: object) -> int:
-    try:
-        return TypeAdapter(_Top).validate_python(top)
-    except ValidationError as error:
-        raise RequestValidationError([{**fault, "loc": ("body", "top")} for fault in error.errors()]) from None
+async def _answer_all(backend: Backend, searches: list[Asked], media: str) -> BatchAnswer:
+    # One after the other: the photos of one request must not crowd out those of others.
+    return BatchAnswer(answers=[await _answer(backend, asked, media) for asked in searches])
 
 
-def _find(backend: Backend, photo: bytes, top: int, media: str) -> SearchAnswer:
-    """The whole walk from bytes to items; it blocks, so it runs in a worker thread."""
-    begun = perf_counter()
-    pixels = images.load_pixels(photo, backend.bundle.preprocessing, backend.settings.image_limits)
-    decoded = perf_counter()
-    vectors = backend.embedder.embed(pixels[np.newaxis])
-    embedded = perf_counter()
-    answer = backend.gallery.search(vectors, bundle_id=backend.bundle.id, top=top)
-    found = perf_counter()
+async def _answer(backend: Backend, asked: Asked, media: str) -> SearchAnswer:
+    options, wanted = asked.options, asked.filter
+    if asked.item_id is not None:
+        begun = perf_counter()
+        like = partial(backend.gallery.search_item, asked.item_id, **_bounds(options, wanted))
+        found = await anyio.to_thread.run_sync(like, limiter=backend.searchers)
+        looked, seconds = None, perf_counter() - begun
+        bundle = backend.models.current().bundle.id
+    else:
+        photo = await photo_bytes(backend, asked.photo, asked.image_url)
+
+        def near(vectors: NDArray[np.float32], bundle_id: str) -> Found:
+            return backend.gallery.search(vectors, bundle_id=bundle_id, **_bounds(options, wanted))
+
+        found, looked, seconds = await find_photo(backend, photo, options.box, near)
+        bundle = looked.model.bundle.id
+    items = await anyio.to_thread.run_sync(
+        _matches, backend, found.hits[0], options, bundle, media, limiter=backend.searchers
+    )
     return SearchAnswer(
-        items=[
-            Match(
-                id=hit.item.id,
-                title=hit.item.title,
-                url=hit.item.url,
-                score=hit.score,
-                attributes=hit.item.attributes,
-                image=MatchedImage(id=hit.image.id, url=f"{media}/{hit.image.digest}.jpg"),
-            )
-            for hit in answer.hits[0]
-        ],
-        bundle=backend.bundle.id,
-        generation=answer.generation,
-        milliseconds=Milliseconds(
-            decode=_ms(decoded - begun), embed=_ms(embedded - decoded), search=_ms(found - embedded)
-        ),
+        items=items,
+        cursor=found.cursor,
+        bundle=bundle,
+        generation=found.generation,
+        change=found.change,
+        milliseconds=milliseconds(looked, seconds),
     )
 
 
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 2)
+def _bounds(options: Options, wanted: Filter | None) -> dict[str, Any]:
+    return {
+        "top": options.top,
+        "filter": wanted,
+        "min_score": options.min_score,
+        "exclude": options.exclude,
+        "cursor": options.cursor,
+    }
+
+
+def _matches(backend: Backend, hits: list[Hit], options: Options, bundle: str, media: str) -> list[Match]:
+    return [_match(backend, hit, options, bundle, media) for hit in hits]
+
+
+def _match(backend: Backend, hit: Hit, options: Options, bundle: str, media: str) -> Match:
+    item, image = hit.item, hit.image
+    vector = None
+    if "vectors" in options.include:
+        stored = backend.gallery.item_vectors(item.id, bundle).get(image.id)
+        vector = None if stored is None else stored.tolist()
+    return Match(
+        id=item.id,
+        title=item.title,
+        url=item.url,
+        score=hit.score,
+        attributes=item.attributes if "attributes" in options.include else {},
+        image=MatchedImage(id=image.id, url=f"{media}/{image.digest}.jpg"),
+        vector=vector,
+    )
+
+
+def _media(request: Request) -> str:
+    return f"{request.scope.get('root_path', '')}/media"

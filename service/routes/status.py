@@ -2,30 +2,37 @@
 
 from fastapi import APIRouter
 
+from index.bundle import BundleCard
+from service.access import MaySearch
 from service.backend import Serving
-from service.problems import NOT_READY, documented
+from service.problems import ACCESS, NOT_READY, documented
 from service.schemas import BundleStatus, GalleryStatus, Health, Limits, Status
 
 router = APIRouter(tags=["status"])
 
 
-@router.get("/v1/status", summary="The gallery, the model and the limits", responses=documented())
+@router.get(
+    "/v1/status",
+    summary="The gallery, the model and the limits",
+    responses=documented(*ACCESS),
+    dependencies=[MaySearch],
+)
 def status(serving: Serving) -> Status:
-    stats, card = serving.gallery.stats(), serving.bundle.card
+    stats, settings, model = serving.gallery.stats(), serving.settings, serving.models.loaded
     return Status(
-        gallery=GalleryStatus(items=stats.items, images=stats.images, generation=stats.generation),
-        bundle=BundleStatus(
-            id=card.id,
-            backbone=card.backbone,
-            loss=card.loss,
-            dimension=card.dimension,
-            data=card.data,
-            metrics=card.metrics,
-            untrained_metrics=card.untrained_metrics,
+        gallery=GalleryStatus(**{name: getattr(stats, name) for name in GalleryStatus.model_fields}),
+        bundle=_bundle(model.bundle.card) if model else None,
+        provider=model.embedder.provider if model else None,
+        keys=serving.keys is not None,
+        urls=serving.fetcher is not None,
+        limits=Limits(
+            max_body_bytes=settings.max_body_bytes, max_pixels=settings.max_pixels, max_batch=settings.max_batch
         ),
-        provider=serving.embedder.provider,
-        limits=Limits(max_body_bytes=serving.settings.max_body_bytes, max_pixels=serving.settings.max_pixels),
     )
+
+
+def _bundle(card: BundleCard) -> BundleStatus:
+    return BundleStatus(**{name: getattr(card, name) for name in BundleStatus.model_fields})
 
 
 @router.get("/healthz", summary="The process is alive", responses=documented())
@@ -34,6 +41,6 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz", summary="A search can be answered", responses=documented(NOT_READY))
-def readyz(serving: Serving) -> Health:
-    serving.matching_stats()
+async def readyz(serving: Serving) -> Health:
+    serving.models.current()
     return Health()

@@ -56,7 +56,7 @@ def test_status_tells_gallery_model_and_limits(client: httpx.Client) -> None:
     assert status["bundle"]["metrics"] == {"recall@1": 0.9}
     assert status["bundle"]["untrained_metrics"] == {"recall@1": 0.5}
     assert status["provider"].endswith("ExecutionProvider")
-    assert status["limits"] == {"max_body_bytes": 300_000, "max_pixels": 1_000_000}
+    assert status["limits"] == {"max_body_bytes": 300_000, "max_pixels": 1_000_000, "max_batch": 16}
 
 
 def test_probes_answer(client: httpx.Client) -> None:
@@ -111,8 +111,8 @@ def test_a_fault_of_ours_is_a_problem_that_says_nothing_about_the_inside(setting
 def test_the_description_shows_an_example_of_every_error(client: httpx.Client) -> None:
     description = client.get("/openapi.json").json()
     search = description["paths"]["/v1/search"]["post"]
-    assert set(search["requestBody"]["content"]) == {"multipart/form-data", "image/*"}
-    assert set(search["responses"]) == {"200", "400", "413", "415", "422", "500", "503"}
+    assert set(search["requestBody"]["content"]) == {"multipart/form-data", "image/*", "application/json"}
+    assert set(search["responses"]) == {"200", "400", "401", "403", "404", "413", "415", "422", "429", "500", "503"}
     for path in description["paths"].values():
         for operation in path.values():
             for status, response in operation["responses"].items():

@@ -1,7 +1,11 @@
 """A photo in, items out; and every way in which a request can be wrong."""
 
+import base64
 import io
+import json
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -41,8 +45,10 @@ def test_the_answer_names_model_and_index_and_where_the_time_went(client: httpx.
     status = client.get("/v1/status").json()
     assert answer["bundle"] == status["bundle"]["id"]
     assert answer["generation"] == status["gallery"]["generation"] is not None
-    assert set(answer["milliseconds"]) == {"decode", "embed", "search"}
-    assert all(value > 0 for value in answer["milliseconds"].values())
+    assert set(answer["milliseconds"]) == {"decode", "wait", "embed", "search"}
+    assert all(value >= 0 for value in answer["milliseconds"].values())
+    assert answer["milliseconds"]["embed"] > 0
+    assert answer["change"] == status["gallery"]["change"]
 
 
 def test_a_raw_body_is_answered_as_a_form_is(client: httpx.Client) -> None:
@@ -105,8 +111,8 @@ def test_a_cut_off_jpeg_is_refused(client: httpx.Client) -> None:
 
 
 def test_a_body_of_another_type_is_refused(client: httpx.Client) -> None:
-    response = client.post("/v1/search", json={"image": "https://example.org/a.jpg"})
-    assert "application/json" in problem(response, 415, "body-unsupported")["detail"]
+    response = client.post("/v1/search", content="https://example.org/a.jpg", headers={"Content-Type": "text/plain"})
+    assert "text/plain" in problem(response, 415, "body-unsupported")["detail"]
 
 
 def test_a_form_that_cannot_be_parsed_is_refused(client: httpx.Client) -> None:
@@ -161,7 +167,7 @@ def test_too_many_pixels_are_refused_however_few_bytes_hold_them(client: httpx.C
     assert "1001 x 1000" in body["detail"] and "1,000,000" in body["detail"]
 
 
-@pytest.mark.parametrize("top", ["0", "101", "-1", "many", "1.5"])
+@pytest.mark.parametrize("top", ["0", "1001", "-1", "many", "1.5"])
 def test_a_top_out_of_range_is_named_with_its_value(client: httpx.Client, top: str) -> None:
     photo = {"image": tiny_photo(0, 0)}
     for response in (
@@ -172,13 +178,118 @@ def test_a_top_out_of_range_is_named_with_its_value(client: httpx.Client, top: s
         assert body["detail"].startswith("top: ") and f"(got {top})" in body["detail"]
 
 
-def test_a_gallery_switched_to_another_bundle_is_not_searched_with_the_old_one(tmp_path: Path) -> None:
-    bundle, other = make_tiny_bundle(tmp_path / "one"), make_tiny_bundle(tmp_path / "two", resize=40)
-    source = write_tiny_source(tmp_path / "source")
-    index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
-    with serving(Settings(gallery=tmp_path / "gallery", bundle=bundle, threads=1)) as client:
-        assert client.get("/readyz").status_code == 200
-        index_source(source, gallery=tmp_path / "gallery", bundle=other)
-        problem(client.post("/v1/search", files={"image": tiny_photo(0, 0)}), 503, "not-ready")
-        problem(client.get("/readyz"), 503, "not-ready")
+def test_the_service_follows_a_bundle_that_goes_live_and_never_mixes_two(tmp_path: Path) -> None:
+    bundle, other = make_tiny_bundle(tmp_path / "one"), make_tiny_bundle(tmp_path / "two", grid=2)
+    source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
+    first = index_source(source, gallery=gallery, bundle=bundle)
+    with serving(Settings(gallery=gallery, threads=1)) as client:
+        searches = ThreadPoolExecutor(2)
+        going = threading.Event()
+
+        def search_on() -> set[tuple[str, str]]:
+            seen = set()
+            while not going.is_set():
+                answer = client.post("/v1/search?top=1", files={"image": tiny_photo(2, 5)}).json()
+                assert answer["items"][0]["id"] == "ball-blue"
+                seen.add((answer["bundle"], answer["generation"]))
+            return seen
+
+        seen = [searches.submit(search_on) for _ in range(2)]
+        second = index_source(source, gallery=gallery, bundle=other)
+        deadline = time.monotonic() + 20
+        while client.post("/v1/search", files={"image": tiny_photo(0, 0)}).json()["bundle"] != second.bundle_id:
+            assert time.monotonic() < deadline, "the service must follow within seconds"
+        going.set()
+        pairs = {(first.bundle_id, first.generation), (second.bundle_id, second.generation)}
+        assert set.union(*(future.result() for future in seen)) <= pairs, "vectors of two bundles never meet"
+
+
+def test_an_empty_gallery_without_a_bundle_says_what_to_do(tmp_path: Path) -> None:
+    with serving(Settings(gallery=tmp_path / "gallery", create=True, threads=1)) as client:
         assert client.get("/healthz").status_code == 200
+        problem(client.get("/readyz"), 503, "not-ready")
+        body = problem(client.post("/v1/search", files={"image": tiny_photo(0, 0)}), 503, "not-ready")
+        assert "lookalike reindex" in body["remedy"]
+        source = write_tiny_source(tmp_path / "source")
+        index_source(source, gallery=tmp_path / "gallery", bundle=make_tiny_bundle(tmp_path / "bundle"))
+        deadline = time.monotonic() + 20
+        while client.get("/readyz").status_code != 200:
+            assert time.monotonic() < deadline, "it must follow the first bundle by itself"
+        assert client.post("/v1/search", files={"image": tiny_photo(0, 0)}).json()["items"]
+
+
+def test_a_search_takes_its_options_in_every_form(client: httpx.Client) -> None:
+    photo = tiny_photo(3, 2)
+    encoded = base64.b64encode(photo).decode()
+    wanted = {"colour": ["red", "yellow", "green"], "price": {"gte": 5}}
+    as_json = client.post("/v1/search", json={"image": encoded, "filter": wanted, "top": 2}).json()
+    in_form = client.post("/v1/search", files={"image": photo}, data={"filter": json.dumps(wanted), "top": 2}).json()
+    in_address = client.post(
+        "/v1/search",
+        params={"filter": json.dumps(wanted), "top": 2},
+        content=photo,
+        headers={"Content-Type": "image/jpeg"},
+    ).json()
+    assert as_json["items"] == in_form["items"] == in_address["items"]
+    assert {item["id"] for item in as_json["items"]} == {"ball-yellow", "ball-green"}
+
+
+def test_more_like_an_item_leaves_it_out(client: httpx.Client) -> None:
+    answer = client.post("/v1/search", json={"item_id": "ball-red", "top": 3}).json()
+    assert len(answer["items"]) == 3 and "ball-red" not in {item["id"] for item in answer["items"]}
+    problem(client.post("/v1/search", json={"item_id": "no such"}), 404, "item-missing")
+
+
+def test_a_cursor_goes_on_where_the_page_ended(client: httpx.Client) -> None:
+    photo = {"image": tiny_photo(0, 0)}
+    whole = client.post("/v1/search?top=8", files=photo).json()
+    first = client.post("/v1/search?top=5", files=photo).json()
+    rest = client.post("/v1/search", params={"top": 5, "cursor": first["cursor"]}, files=photo).json()
+    assert first["items"] + rest["items"] == whole["items"] and rest["cursor"] is None
+    problem(client.post("/v1/search?cursor=nonsense", files=photo), 422, "search-invalid")
+
+
+def test_a_box_searches_for_a_part(client: httpx.Client) -> None:
+    sheet = Image.new("RGB", (192, 96))
+    sheet.paste(Image.open(io.BytesIO(tiny_photo(2, 0))), (0, 0))
+    sheet.paste(Image.open(io.BytesIO(tiny_photo(3, 0))), (96, 0))
+    out = io.BytesIO()
+    sheet.save(out, "PNG")
+    for box, colour in (("0,0,0.5,1", "blue"), ("0.5,0,1,1", "yellow")):
+        answer = client.post("/v1/search", params={"box": box, "top": 1}, files={"image": out.getvalue()}).json()
+        assert answer["items"][0]["id"] == f"ball-{colour}"
+    problem(client.post("/v1/search?box=0.5,0,0.4,1", files={"image": out.getvalue()}), 422, "request-invalid")
+
+
+def test_vectors_are_told_only_when_asked_for(client: httpx.Client) -> None:
+    photo = {"image": tiny_photo(0, 0)}
+    plain = client.post("/v1/search?top=1", files=photo).json()["items"][0]
+    full = client.post("/v1/search?top=1&include=vectors", files=photo).json()["items"][0]
+    assert plain["vector"] is None and plain["attributes"]
+    assert len(full["vector"]) == 48 and full["attributes"] == {}
+
+
+def test_a_batch_is_answered_in_its_order(client: httpx.Client) -> None:
+    searches = [{"image": base64.b64encode(tiny_photo(number, 3)).decode(), "top": 1} for number in (4, 1)]
+    answers = client.post("/v1/search/batch", json={"searches": [*searches, {"item_id": "ball-red", "top": 1}]}).json()
+    assert [answer["items"][0]["id"] for answer in answers["answers"]][:2] == ["ball-magenta", "ball-green"]
+    problem(client.post("/v1/search/batch", json={"searches": searches * 9}), 422, "request-invalid")
+
+
+def test_addresses_are_off_unless_hosts_are_allowed(client: httpx.Client) -> None:
+    problem(client.post("/v1/search", json={"image_url": "https://example.com/a.jpg"}), 422, "url-off")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({}, "request-invalid"),
+        ({"item_id": "a", "image": "aGk="}, "request-invalid"),
+        ({"image": "!"}, "request-invalid"),
+        ({"item_id": "ball-red", "filter": {"price": {"under": 5}}}, "filter-invalid"),
+        ({"item_id": "ball-red", "min_score": 2}, "request-invalid"),
+        ({"item_id": "ball-red", "nonsense": 1}, "request-invalid"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(client: httpx.Client, body: dict[str, object], kind: str) -> None:
+    problem(client.post("/v1/search", json=body), 422, kind)

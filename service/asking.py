@@ -1,0 +1,162 @@
+"""Reading a search: whatever form a request has, one `Asked` comes of it, or a problem that says what is wrong."""
+
+import base64
+import binascii
+import json
+from typing import Annotated, Any, Literal
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from starlette.datastructures import UploadFile
+
+from index.filters import Filter
+from index.searching import MAX_TOP
+from service.problems import INVALID, PHOTO_MISSING, UNSUPPORTED_BODY, ProblemError
+
+DEFAULT_TOP = 12
+Include = Literal["attributes", "vectors"]
+_Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class Options(BaseModel):
+    """What may be said with any search."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    top: int = Field(default=DEFAULT_TOP, ge=1, le=MAX_TOP, description="how many items at most")
+    filter: dict[str, Any] = Field(
+        default={},
+        description="what the items' attributes must be",
+        examples=[{"category": "mug", "price": {"lt": 20}}],
+    )
+    min_score: float | None = Field(default=None, ge=-1, le=1, description="the least likeness that is answered")
+    box: tuple[_Share, _Share, _Share, _Share] | None = Field(
+        default=None, description="left, top, right and bottom of the part to search for, as shares of the photo"
+    )
+    exclude: list[str] = Field(default=[], max_length=1000, description="ids of items to leave out")
+    cursor: str | None = Field(default=None, max_length=500, description="continues an earlier answer")
+    include: list[Include] = Field(default=["attributes"], description="what each item is told with")
+
+    @model_validator(mode="after")
+    def _box_has_an_inside(self) -> "Options":
+        if self.box and not (self.box[0] < self.box[2] and self.box[1] < self.box[3]):
+            raise ValueError("box: left must be less than right, and top less than bottom")
+        return self
+
+
+class SearchBody(Options):
+    """A search as JSON: exactly one of a photo in base64, its address, or an item of the gallery."""
+
+    image: str | None = Field(default=None, description="a photo in base64", examples=["/9j/4AAQSkZJRg..."])
+    image_url: str | None = Field(default=None, max_length=2000, description="where to fetch the photo, if enabled")
+    item_id: str | None = Field(default=None, min_length=1, max_length=512, description="more like this item")
+
+    @model_validator(mode="after")
+    def _one_query(self) -> "SearchBody":
+        if sum(query is not None for query in (self.image, self.image_url, self.item_id)) != 1:
+            raise ValueError("give exactly one of image, image_url and item_id")
+        if self.box and self.item_id is not None:
+            raise ValueError("box: only a photo has parts")
+        return self
+
+    def asked(self) -> "Asked":
+        """The same with the photo as bytes."""
+        options = Options(**{name: getattr(self, name) for name in Options.model_fields})
+        photo = from_base64(self.image) if self.image is not None else None
+        return Asked(options=options, photo=photo, image_url=self.image_url, item_id=self.item_id)
+
+
+class Asked(BaseModel):
+    """A search, with its photo as bytes if it brought one."""
+
+    options: Options
+    photo: bytes | None = None
+    image_url: str | None = None
+    item_id: str | None = None
+
+    @property
+    def filter(self) -> Filter | None:
+        return Filter.parse(self.options.filter) if self.options.filter else None
+
+
+async def read_asked(request: Request) -> Asked:
+    """The search that a request asks for; options come from the address too, and there they win."""
+    address = _from_address(request)
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type.startswith("image/"):
+        return Asked(options=_options(address), photo=await request.body())
+    if media_type == "application/json":
+        return _from_json(await request.body(), address)
+    if media_type == "multipart/form-data":
+        return await _from_form(request, address)
+    if not media_type:
+        raise ProblemError(PHOTO_MISSING, "The request has neither a body nor a Content-Type.")
+    raise ProblemError(UNSUPPORTED_BODY, f"The request's type is {media_type}.")
+
+
+async def _from_form(request: Request, address: dict[str, Any]) -> Asked:
+    async with request.form(max_files=1, max_fields=16) as form:
+        image = form.get("image")
+        if not isinstance(image, UploadFile):
+            raise ProblemError(PHOTO_MISSING, PHOTO_MISSING.detail)
+        fields = {name: form.getlist(name) for name in form if name != "image"}
+        texts = {name: [value for value in values if isinstance(value, str)] for name, values in fields.items()}
+        return Asked(options=_options({**_decoded(texts), **address}), photo=await image.read())
+
+
+def _from_json(body: bytes, address: dict[str, Any]) -> Asked:
+    try:
+        document = json.loads(body)
+    except ValueError as error:
+        raise ProblemError(INVALID, f"The body is not JSON: {error}.", "Mend it and send the request again.") from None
+    if not isinstance(document, dict):
+        raise ProblemError(INVALID, "The body is not a JSON object.", 'Send one such as {"item_id": "mug-1"}.')
+    try:
+        asked = SearchBody.model_validate({**document, **address})
+    except ValidationError as error:
+        raise _invalid(error) from None
+    return asked.asked()
+
+
+def from_base64(text: str) -> bytes:
+    """The bytes of a photo; a data address of a browser is understood too."""
+    try:
+        return base64.b64decode(text.partition("base64,")[2] if text.startswith("data:") else text, validate=True)
+    except (binascii.Error, ValueError):
+        raise ProblemError(INVALID, "image: this is not base64.", "Encode the photo's bytes in base64.") from None
+
+
+def _from_address(request: Request) -> dict[str, Any]:
+    return _decoded({name: request.query_params.getlist(name) for name in request.query_params})
+
+
+def _decoded(texts: dict[str, list[str]]) -> dict[str, Any]:
+    """Options as they are written in addresses and forms: lists with commas or repeated, the filter as JSON."""
+    values: dict[str, Any] = {}
+    for name, given in texts.items():
+        if name in ("include", "box"):
+            values[name] = [part for value in given for part in value.split(",") if part]
+        elif name == "exclude":
+            values[name] = given
+        elif name == "filter":
+            try:
+                values[name] = json.loads(given[-1])
+            except ValueError:
+                raise ProblemError(
+                    INVALID, f"filter: {given[-1][:80]!r} is not JSON.", 'Write one such as {"colour": "red"}.'
+                ) from None
+        else:
+            values[name] = given[-1]
+    return values
+
+
+def _options(values: dict[str, Any]) -> Options:
+    try:
+        return Options.model_validate(values)
+    except ValidationError as error:
+        raise _invalid(error) from None
+
+
+def _invalid(error: ValidationError) -> RequestValidationError:
+    return RequestValidationError([{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()])

@@ -1,0 +1,123 @@
+"""The model that embeds queries: always that of the gallery's live bundle, exchanged while requests go on."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import monotonic
+
+import anyio.to_thread
+
+from index.bundle import Bundle
+from index.embedder import Embedder
+from index.errors import LookalikeError
+from index.gallery import BundleMismatch, Gallery
+from service.batching import Batcher
+from service.settings import Settings
+
+log = logging.getLogger(__name__)
+
+_RETRY = 10.0
+"""Seconds before a bundle that could not be loaded is tried again."""
+
+
+class NotReady(LookalikeError):
+    """There is nothing to search with yet."""
+
+    kind = "not-ready"
+
+
+class Model:
+    """A bundle, its session, and the queue in front of it."""
+
+    def __init__(self, bundle: Bundle, embedder: Embedder, batcher: Batcher) -> None:
+        self.bundle = bundle
+        self.embedder = embedder
+        self.batcher = batcher
+
+
+class Models:
+    """Keeps the model of the live bundle; to be used on one event loop."""
+
+    def __init__(self, gallery: Gallery, settings: Settings, on_batch: Callable[[int], None]) -> None:
+        self._gallery = gallery
+        self._settings = settings
+        self._on_batch = on_batch
+        self._model: Model | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._not_before = 0.0
+
+    async def start(self) -> None:
+        """Loads the first model: of the live bundle, or in an empty gallery of the one that was given."""
+        live, given = self._gallery.live_bundle(), self._settings.bundle
+        if given is not None:
+            bundle = await anyio.to_thread.run_sync(Bundle.load, given)
+            if live not in (None, bundle.id):
+                raise BundleMismatch(str(live), bundle.id)
+            await anyio.to_thread.run_sync(self._gallery.keep_bundle, bundle)
+            await self._adopt(bundle)
+        elif live is not None:
+            await self._load(live)
+
+    @property
+    def loaded(self) -> Model | None:
+        """The model that was loaded last, if any."""
+        return self._model
+
+    def current(self) -> Model:
+        """The model to answer with now. When another bundle went live, its model is loaded beside."""
+        live = self._gallery.live_bundle()
+        if live is not None and (self._model is None or self._model.bundle.id != live):
+            self._follow(live)
+        if self._model is None:
+            raise NotReady(
+                "The gallery is empty, and no bundle was given to embed with.",
+                "Index a catalogue with `lookalike reindex`; the service follows by itself.",
+            )
+        return self._model
+
+    def _follow(self, live: str) -> None:
+        if self._loading is None and monotonic() >= self._not_before:
+            self._loading = asyncio.create_task(self._load_quietly(live))
+
+    async def followed(self) -> Model:
+        """The model once the bundle that is live now has been loaded."""
+        self.current()
+        if self._loading:
+            await asyncio.shield(self._loading)
+        return self.current()
+
+    async def _load_quietly(self, live: str) -> None:
+        try:
+            await self._load(live)
+        except LookalikeError as error:
+            self._not_before = monotonic() + _RETRY
+            log.error("bundle %s is live but cannot be loaded: %s", live, error)
+        finally:
+            self._loading = None
+
+    async def _load(self, live: str) -> None:
+        await self._adopt(await anyio.to_thread.run_sync(self._gallery.kept_bundle, live))
+
+    async def _adopt(self, bundle: Bundle) -> None:
+        embedder = await anyio.to_thread.run_sync(lambda: Embedder(bundle, threads=self._settings.threads))
+        batcher = Batcher(embedder, most_waiting=self._settings.max_waiting, on_batch=self._on_batch)
+        await batcher.__aenter__()
+        old, self._model = self._model, Model(bundle, embedder, batcher)
+        log.info("queries are embedded with bundle %s on %s", bundle.id, embedder.provider)
+        if old:
+            task = asyncio.create_task(_close(old))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+
+    async def close(self) -> None:
+        """Finishes what was accepted."""
+        if self._loading:
+            await asyncio.shield(self._loading)
+        await asyncio.gather(*self._leaving)
+        if self._model:
+            await _close(self._model)
+
+
+async def _close(model: Model) -> None:
+    await model.batcher.__aexit__(None, None, None)

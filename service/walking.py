@@ -1,0 +1,112 @@
+"""The walk of a photo: bytes to pixels in a thread, pixels to a vector in a batch, a vector to items in a thread."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from time import perf_counter
+from typing import Any, NamedTuple, TypeVar
+
+import anyio.to_thread
+import numpy as np
+from fastapi import Request
+from numpy.typing import NDArray
+
+from index.gallery import BundleMismatch
+from index.images import ImageError, decode
+from index.items import Found
+from service.backend import Backend
+from service.models import Model
+from service.problems import URL_OFF, ProblemError
+from service.schemas import Milliseconds
+
+Answer = TypeVar("Answer")
+Box = tuple[float, float, float, float]
+
+
+class ClientLeft(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Looked(NamedTuple):
+    """The vector of a photo, the model that made it, and where the time went."""
+
+    model: Model
+    vector: NDArray[np.float32]
+    decode: float
+    wait: float
+    embed: float
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
+    """Does the work unless the client leaves before it is done: then what is left of it is dropped."""
+    task = asyncio.create_task(work)
+    left = asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientLeft
+        return task.result()
+    finally:
+        for one in (task, left):
+            one.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def photo_bytes(backend: Backend, photo: bytes | None, url: str | None) -> bytes:
+    """A photo that came with the request, or is fetched for it."""
+    if photo is not None:
+        return photo
+    if backend.fetcher is None:
+        raise ProblemError(URL_OFF, URL_OFF.detail)
+    return await backend.fetcher.fetch(str(url))
+
+
+async def look(backend: Backend, photo: bytes, box: Box | None = None, model: Model | None = None) -> Looked:
+    """Embeds a photo, or a part of it, with the model of the live bundle."""
+    model = model or backend.models.current()
+    begun = perf_counter()
+    pixels = await anyio.to_thread.run_sync(_pixels, backend, model, photo, box, limiter=backend.decoders)
+    decoded = perf_counter()
+    embedded = await model.batcher.embed(pixels)
+    return Looked(model, embedded.vector, decoded - begun, embedded.waited, embedded.worked)
+
+
+def _pixels(backend: Backend, model: Model, photo: bytes, box: Box | None) -> NDArray[np.uint8]:
+    rule, limits = model.bundle.preprocessing, backend.settings.image_limits
+    if box is None:
+        return rule.apply(decode(photo, limits, rule))
+    # A part may need all the pixels that the whole would not, so it is decoded at full scale.
+    picture = decode(photo, limits)
+    edges = tuple(round(share * side) for share, side in zip(box, picture.size * 2, strict=True))
+    if edges[0] >= edges[2] or edges[1] >= edges[3]:
+        raise ImageError("empty", f"The box {box} holds no pixel of the photo.", "Draw a larger one.")
+    return rule.apply(picture.crop((edges[0], edges[1], edges[2], edges[3])))
+
+
+async def find_photo(
+    backend: Backend, photo: bytes, box: Box | None, search: Callable[[NDArray[np.float32], str], Found]
+) -> tuple[Found, Looked, float]:
+    """Embeds and searches. Should the bundle have been exchanged twice meanwhile, it looks again with the new one."""
+    looked = await look(backend, photo, box)
+    for last in (False, True):
+        begun = perf_counter()
+        try:
+            found = await anyio.to_thread.run_sync(
+                search, looked.vector[np.newaxis], looked.model.bundle.id, limiter=backend.searchers
+            )
+            return found, looked, perf_counter() - begun
+        except BundleMismatch:
+            if last:
+                raise
+            looked = await look(backend, photo, box, await backend.models.followed())
+    raise AssertionError("unreachable")
+
+
+def milliseconds(looked: Looked | None, search: float) -> Milliseconds:
+    """Where the time of an answer went."""
+    stages = (looked.decode, looked.wait, looked.embed) if looked else (0.0, 0.0, 0.0)
+    decoded, wait, embed, found = (round(seconds * 1000, 2) for seconds in (*stages, search))
+    return Milliseconds(decode=decoded, wait=wait, embed=embed, search=found)
