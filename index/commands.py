@@ -49,6 +49,13 @@ def reindex(
     force: Annotated[
         bool, typer.Option("--force", help="Delete, and go live, beyond the shares and below the recall.")
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Embed on a Ray cluster: host:port, ray://host:port, auto, or local for one on this machine.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Progress as JSON lines on standard output.")] = False,
     job: Annotated[int | None, typer.Option(help="A job that was begun for this run.", hidden=True)] = None,
 ) -> None:
@@ -63,9 +70,11 @@ def reindex(
     """
     from index.bundle import Bundle
     from index.errors import LookalikeError
+    from index.ray_workers import RayWorkers
     from index.reindex import Cancelled, Rules, run_reindex
     from index.reindex_progress import stoppable, telling
     from index.sources import Source
+    from index.workers import LocalWorkers
 
     if (expect_recall is None) != (queries is None):
         raise LookalikeError("--expect-recall and --queries belong together.", "Give both or neither.")
@@ -91,6 +100,7 @@ def reindex(
                 bundle=Bundle.load(bundle),
                 rejects_file=rejects,
                 rules=rules,
+                hire=LocalWorkers if ray is None else lambda source, bundle: RayWorkers(ray, bundle),
                 job_id=job,
                 on_start=on_start,
                 on_progress=on_progress,

@@ -186,6 +186,8 @@ class EmbeddedGallery:
         return self._catalogue.read.thumbnail(digest)
 
     def scan(self, *, filter: Filter | None = None, after: str = "", count: int = 100) -> Scanned:
+        if count < 1:
+            raise SearchError(f"{count} items were asked for.", "Ask for at least one.")
         found: list[Item] = []
         while len(found) <= count:
             block = self._catalogue.read.items_after(after, 4 * count)

@@ -4,6 +4,7 @@ It lies in a file of its own: progress is written every moment, and must neither
 catalogue nor make every reader look for news there.
 """
 
+import fcntl
 import os
 import socket
 import sqlite3
@@ -12,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from pydantic import Field
 
@@ -73,6 +74,7 @@ class JobLog:
     """The jobs of one gallery. Any thread and any process may use it."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._lock = threading.Lock()
         self._db = sqlite3.connect(directory / JOBS_FILE, timeout=30, check_same_thread=False, isolation_level=None)
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -119,7 +121,30 @@ class JobLog:
     def _read(self, which: str, value: int) -> list[JobRecord]:
         with self._lock:
             rows = self._db.execute(f"SELECT id, host, process, record FROM jobs {which}", (value,)).fetchall()
-        return [_as_it_is(JobRecord.model_validate_json(text), job_id, host, pid) for job_id, host, pid, text in rows]
+        return [
+            self._as_it_is(JobRecord.model_validate_json(text).model_copy(update={"id": job_id}), host, process)
+            for job_id, host, process, text in rows
+        ]
+
+    def _as_it_is(self, record: JobRecord, host: str, process: int) -> JobRecord:
+        """A job whose process is gone did not end by itself: it was killed, and can be run again."""
+        if record.state != "running" or self._is_held(record.id, host, process):
+            return record
+        return record.model_copy(update={"state": "interrupted", "message": "Its process was killed; run it again."})
+
+    def _is_held(self, job_id: int, host: str, process: int) -> bool:
+        try:
+            with self.lock_file(job_id).open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except FileNotFoundError:  # begun, but its process has not yet got to hold it
+            return host != socket.gethostname() or _is_alive(process)
+        return False
+
+    def lock_file(self, job_id: int) -> Path:
+        """Locked by the process that runs the job: the lock goes with it, in other containers and when it is killed."""
+        return self._directory / f"job-{job_id}.lock"
 
     def cancel(self, job_id: int) -> JobRecord:
         """Asks a job to end after the batch that it is at."""
@@ -143,17 +168,26 @@ class Job:
     def __init__(self, log: JobLog, record: JobRecord) -> None:
         self._log = log
         self.record = record
+        self._saved = 0.0
+        self._held: IO[str] | None = None
         self._stopped = threading.Event()
+
+    def hold(self) -> None:
+        """Shows to everybody that this process runs the job, until it ends in whatever way."""
+        self._held = self._log.lock_file(self.record.id).open("w")
+        fcntl.flock(self._held, fcntl.LOCK_EX)
 
     def update(self, **values: object) -> None:
         """Notes progress; it is written at most twice a second, unless the stage or the end is told."""
-        before = self.record.updated
         now = time.time()
         self.record = self.record.model_copy(update={**values, "updated": now})
-        if now - before >= self._SAVE_EVERY or "stage" in values or "state" in values:
+        if now - self._saved >= self._SAVE_EVERY or "stage" in values or "state" in values:
             self._log.save(self.record)
-        else:
-            self.record = self.record.model_copy(update={"updated": before})
+            self._saved = now
+        if self._held and self.record.state != "running":
+            self._log.lock_file(self.record.id).unlink(missing_ok=True)
+            self._held.close()
+            self._held = None
 
     def stop(self) -> None:
         """Ends the job after its batch, from within its process."""
@@ -177,14 +211,6 @@ def opened_jobs(directory: Path) -> Iterator[JobLog]:
         yield log
     finally:
         log.close()
-
-
-def _as_it_is(record: JobRecord, job_id: int, host: str, process: int) -> JobRecord:
-    """A job whose process is gone did not end by itself: it was killed, and can be run again."""
-    record = record.model_copy(update={"id": job_id})
-    if record.state == "running" and host == socket.gethostname() and not _is_alive(process):
-        return record.model_copy(update={"state": "interrupted", "message": "Its process was killed; run it again."})
-    return record
 
 
 def _is_alive(process: int) -> bool:

@@ -3,27 +3,30 @@
 import csv
 import sqlite3
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from functools import lru_cache
 from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from index.bundle import Bundle
 from index.embedder import Embedder
 from index.errors import LookalikeError
 from index.gallery import Gallery, open_gallery
-from index.images import load_pixels
+from index.images import ImageError, load_pixels
 from index.items import Item, NewImage
 from index.jobs import Job, JobRecord, opened_jobs
 from index.sources import Source, SourceImage
-from index.workers import LocalWorkers, Outcome, Reject, Workers
+from index.workers import LocalWorkers, Outcome, Reject, Unchanged, Workers
 
 _CHUNK = 128
 """Images of one transaction: large enough to fill batches, small enough to hold in memory and to lose to a kill."""
-_AHEAD = 3
-"""Chunks that are read and embedded before the oldest is written."""
+_KNOWN_ITEMS = 1024
+"""Items whose photos' digests are remembered."""
 _QUERIES = 64
 
 
@@ -70,20 +73,27 @@ def run_reindex(
     bundle: Bundle,
     rejects_file: Path,
     rules: Rules = PLAIN,
+    hire: Callable[[Source, Bundle], Workers] = LocalWorkers,
     job_id: int | None = None,
     on_start: Callable[[Job], None] = lambda job: None,
     on_progress: Callable[[JobRecord], None] = lambda record: None,
 ) -> JobRecord:
-    """A whole job on this machine: opens the gallery, keeps the job's record, and closes all at the end.
+    """A whole job: opens the gallery, keeps the job's record, and closes all at the end.
 
-    `job_id` names a record that was begun for this job; `on_start` is handed the job, to stop it.
+    `hire` finds who reads and embeds; this process alone writes. `job_id` names a record that was begun for this job;
+    `on_start` is handed the job, to stop it.
     """
     opened = open_gallery(gallery, create=True)
     try:
         with opened_jobs(Path(gallery)) as log:
             job = log.begin(source.name, bundle.id) if job_id is None else log.adopt(job_id)
+            job.hold()
             on_start(job)
-            workers = LocalWorkers(source, Embedder(bundle))
+            try:
+                workers = hire(source, bundle)
+            except LookalikeError as error:
+                job.update(state="failed", message=str(error))
+                raise
             try:
                 return reindex(
                     source,
@@ -115,20 +125,25 @@ def reindex(
     """Indexes a source, tests the result and makes it live; tells the job how far it is and how it ended."""
     run = _Run(source, gallery, bundle, workers, job, rules, on_progress)
     try:
-        run.tell(stage="checking")
+        run.enter("checking")
+        if rules.queries is not None:
+            rules.queries.check()
         run.tell(total=source.check().images)
         gallery.keep_bundle(bundle)
         with _Seen() as seen:
-            _embed_all(run, seen, rejects_file)
+            _embed_all(run, seen, _RejectsFile(rejects_file))
             if rules.delete_missing:
-                run.tell(stage="deleting")
+                run.enter("deleting")
                 run.tell(deleted=_delete_missing(run, seen))
-        run.tell(stage="building")
+        run.enter("building")
         generation = _go_live(run)
         rejected = job.record.rejected
         run.tell(state="partial" if rejected else "done", generation=generation)
     except Cancelled as end:
         run.tell(state="cancelled", message=str(end))
+        raise
+    except KeyboardInterrupt:
+        run.tell(state="cancelled", message=str(Cancelled()))
         raise
     except LookalikeError as error:
         run.tell(state="failed", message=str(error))
@@ -154,16 +169,22 @@ class _Run(NamedTuple):
         self.job.update(**values)
         self.on_progress(self.job.record)
 
+    def enter(self, stage: str) -> None:
+        self.go_on()
+        self.tell(stage=stage)
 
-def _embed_all(run: _Run, seen: "_Seen", rejects_file: Path) -> None:
+    def go_on(self) -> None:
+        if self.job.stopping:
+            raise Cancelled
+
+
+def _embed_all(run: _Run, seen: "_Seen", rejects: "_RejectsFile") -> None:
     """Embeds and writes the whole source, chunk by chunk; between two chunks it can be stopped or killed."""
     record = run.job.record
     embedded = unchanged = rejected = 0
-    run.tell(stage="embedding")
-    rejects = _RejectsFile(rejects_file)
-    for chunk, outcomes in _worked(run):
+    run.enter("embedding")
+    for chunk, outcomes in _worked(run, seen):
         _store(run, chunk, outcomes)
-        seen.add((image.item.id, image.image_id) for image in chunk)
         bad = [outcome for outcome in outcomes if isinstance(outcome, Reject)]
         rejects.write(bad)
         rejected += len(bad)
@@ -174,29 +195,45 @@ def _embed_all(run: _Run, seen: "_Seen", rejects_file: Path) -> None:
         if rejected > run.rules.most_rejected * run.job.record.total:
             raise ReindexError(
                 f"{rejected} of {run.job.record.total} images were rejected, more than {run.rules.most_rejected:.0%}.",
-                f"See {rejects_file} for each; allow more with --max-rejects.",
+                f"See {rejects.path} for each; allow more with --max-rejects.",
             )
     if not embedded + unchanged:
         raise ReindexError(
             f"None of the {run.job.record.total} images of {record.source} could be indexed.",
-            f"See {rejects_file} for each.",
+            f"See {rejects.path} for each.",
         )
 
 
-def _worked(run: _Run) -> Iterator[tuple[list[SourceImage], list[Outcome]]]:
-    """The chunks in order with what became of them, some of them worked on ahead."""
-    waiting: deque[tuple[list[SourceImage], Callable[[], list[Outcome]]]] = deque()
+class _Again(NamedTuple):
+    """An image that the source named before, and what becomes of it."""
+
+    image: SourceImage
+    outcome: Outcome
+
+
+class _Waiting(NamedTuple):
+    new: list[SourceImage]
+    again: list[_Again]
+    outcomes: Future[list[Outcome]]
+
+
+def _worked(run: _Run, seen: "_Seen") -> Iterator[tuple[list[SourceImage], list[Outcome]]]:
+    """The chunks with what became of them, in order, some of them worked on ahead."""
+    waiting: deque[_Waiting] = deque()
     images = iter(run.source)
+    # The rows of an item mostly lie together, but an item may have many photos all over a table.
+    known_of = lru_cache(_KNOWN_ITEMS)(lambda item_id: run.gallery.known([item_id], run.bundle.id))
     while True:
-        if run.job.stopping:
-            raise Cancelled
-        while len(waiting) <= _AHEAD and (chunk := list(islice(images, _CHUNK))):
-            known = run.gallery.known(dict.fromkeys(image.item.id for image in chunk), run.bundle.id)
-            waiting.append((chunk, run.workers.submit(chunk, known).result))
+        run.go_on()
+        while len(waiting) <= run.workers.ahead and (chunk := list(islice(images, _CHUNK))):
+            new, again = seen.sorted_out(chunk)
+            pairs = [(image.item.id, image.image_id) for image in new]
+            known = {pair: digest for pair in pairs if (digest := known_of(pair[0]).get(pair))}
+            waiting.append(_Waiting(new, again, run.workers.submit(new, known)))
         if not waiting:
             return
-        chunk, outcomes = waiting.popleft()
-        yield chunk, outcomes()
+        new, again, outcomes = waiting.popleft()
+        yield [*new, *(image for image, _ in again)], [*outcomes.result(), *(outcome for _, outcome in again)]
 
 
 def _store(run: _Run, chunk: list[SourceImage], outcomes: list[Outcome]) -> None:
@@ -205,18 +242,19 @@ def _store(run: _Run, chunk: list[SourceImage], outcomes: list[Outcome]) -> None
     usable = (
         (image, outcome) for image, outcome in zip(chunk, outcomes, strict=True) if not isinstance(outcome, Reject)
     )
-    for _, group in groupby(usable, key=lambda pair: pair[0].item.id):
-        pairs = list(group)
-        new = [outcome for _, outcome in pairs if isinstance(outcome, NewImage)]
-        entries.append((pairs[-1][0].item, new))
+    for item, group in groupby(usable, key=lambda pair: pair[0].item):
+        entries.append((item, [outcome for _, outcome in group if isinstance(outcome, NewImage)]))
     if entries:
         run.gallery.upsert(entries, run.bundle.id)
 
 
 def _delete_missing(run: _Run, seen: "_Seen") -> int:
     """Removes what left the source, unless that is suspiciously much."""
-    images = run.gallery.stats().images
-    missing = [pair for pair in run.gallery.image_ids() if pair not in seen]
+    images, missing = 0, []
+    for pair in run.gallery.image_ids():
+        images += 1
+        if pair not in seen:
+            missing.append(pair)
     if len(missing) > run.rules.most_deleted * images and not run.rules.force:
         raise ReindexError(
             f"{len(missing)} of {images} images left the source, more than {run.rules.most_deleted:.0%}; "
@@ -234,18 +272,11 @@ def _delete_missing(run: _Run, seen: "_Seen") -> int:
 def _go_live(run: _Run) -> str:
     """Builds the generation, and when the bundle is not yet the live one tests it before it is."""
     gallery, bundle, rules = run.gallery, run.bundle, run.rules
-    stats = gallery.stats()
-    tested = stats.bundle_id != bundle.id or rules.queries is not None
-    if tested:
-        missing = gallery.images_without(bundle.id)
-        if missing > rules.most_deleted * stats.images and not rules.force:
-            raise ReindexError(
-                f"{missing} of the gallery's {stats.images} images have no vector of bundle {bundle.id} and would "
-                "vanish from the searches; it did not go live.",
-                "Give a source with all items, or run again with --force.",
-            )
+    is_new = gallery.live_bundle() != bundle.id
+    if is_new:
+        _check_completeness(run)
     built = gallery.prepare(bundle.id)
-    if tested and built.plan.recall < built.plan.target and not rules.force:
+    if is_new and built.plan.recall < built.plan.target and not rules.force:
         raise ReindexError(
             f"The new generation's recall@10 is {built.plan.recall:.4f}, below {built.plan.target:.4f}; "
             "it did not go live.",
@@ -253,14 +284,29 @@ def _go_live(run: _Run) -> str:
         )
     if rules.queries is not None:
         recall = _labelled_recall(run, rules.queries)
-        run.tell(message=f"Recall@1 of the labelled queries is {recall:.4f}.")
-        if recall < rules.expected_recall:
+        run.tell(message=f"{run.job.record.message} Recall@1 of the labelled queries is {recall:.4f}.".strip())
+        if recall < rules.expected_recall and not rules.force:
             raise ReindexError(
-                f"Recall@1 of the labelled queries is {recall:.4f}, below {rules.expected_recall:.4f}; the bundle did "
-                "not go live.",
+                f"Recall@1 of the labelled queries is {recall:.4f}, below {rules.expected_recall:.4f}; "
+                + ("the bundle did not go live." if is_new else "the bundle was live before, and is still."),
                 "Train a better model, or expect less.",
             )
+    run.go_on()
     return gallery.activate(bundle.id)
+
+
+def _check_completeness(run: _Run) -> None:
+    """Refuses to let many images vanish from the searches, and tells of a few."""
+    missing = run.gallery.images_without(run.bundle.id)
+    images = sum(1 for _ in run.gallery.image_ids())
+    told = f"{missing} of the gallery's {images} images have no vector of bundle {run.bundle.id}"
+    if missing > run.rules.most_deleted * images and not run.rules.force:
+        raise ReindexError(
+            f"{told} and would vanish from the searches; it did not go live.",
+            "Give a source with all items, or run again with --force.",
+        )
+    if missing:
+        run.tell(message=f"{told} and are no longer found.")
 
 
 def _labelled_recall(run: _Run, queries: Source) -> float:
@@ -268,45 +314,96 @@ def _labelled_recall(run: _Run, queries: Source) -> float:
     embedder, right, total = Embedder(run.bundle), 0, 0
     images = iter(queries)
     while block := list(islice(images, _QUERIES)):
-        pixels = [load_pixels(queries.read(image.place), run.bundle.preprocessing) for image in block]
-        found = run.gallery.search(embedder.embed(np.stack(pixels)), bundle_id=run.bundle.id, top=1, rehearsal=True)
+        vectors = embedder.embed(np.stack([_query_pixels(run, queries, image.place) for image in block]))
+        found = run.gallery.search(vectors, bundle_id=run.bundle.id, top=1, rehearsal=True)
         right += sum(hits[0].item.id == image.item.id for hits, image in zip(found.hits, block, strict=True) if hits)
         total += len(block)
-    return right / max(total, 1)
+    return right / total
+
+
+def _query_pixels(run: _Run, queries: Source, place: str) -> NDArray[np.uint8]:
+    try:
+        return load_pixels(queries.read(place), run.bundle.preprocessing)
+    except ImageError as error:
+        raise ReindexError(
+            f"The labelled query {place} cannot be used: {error.problem}", "Mend or remove it, and run again."
+        ) from error
 
 
 class _Seen:
-    """Which images the source named; on disk, since a source may name more than memory holds."""
+    """What the source named so far; on disk, since a source may name more than memory holds.
+
+    What it says first holds: an item whose rows differ would otherwise change with each of them, in every run, and two
+    photos of one name would replace each other and be embedded again.
+    """
 
     def __enter__(self) -> "_Seen":
         self._db = sqlite3.connect("", isolation_level=None)
-        self._db.execute("CREATE TABLE seen (item TEXT, image TEXT, PRIMARY KEY (item, image)) WITHOUT ROWID")
+        self._db.execute("CREATE TABLE items (id TEXT PRIMARY KEY, item TEXT)")
+        self._db.execute("CREATE TABLE images (item TEXT, image TEXT, place TEXT, PRIMARY KEY (item, image))")
         return self
 
     def __exit__(self, *_: object) -> None:
         self._db.close()
 
-    def add(self, pairs: Iterable[tuple[str, str]]) -> None:
+    def sorted_out(self, chunk: list[SourceImage]) -> "tuple[list[SourceImage], list[_Again]]":
+        """Those that are named for the first time, and the others with what becomes of them."""
+        new: list[SourceImage] = []
+        again: list[_Again] = []
         self._db.execute("BEGIN")
-        self._db.executemany("INSERT OR IGNORE INTO seen VALUES (?, ?)", pairs)
+        for named in chunk:
+            image = named._replace(item=self._item(named.item))
+            first = self._place(image)
+            if first is None:
+                new.append(image)
+            elif first == image.place:
+                again.append(_Again(image, Unchanged(image.image_id)))
+            else:
+                problem = (
+                    f"The source names this image before, at {first}. Give each photo of an item its own image_id."
+                )
+                again.append(_Again(image, Reject(image.item.id, image.image_id, image.place, "duplicate", problem)))
         self._db.execute("COMMIT")
+        return new, again
+
+    def _place(self, image: SourceImage) -> str | None:
+        """Where the image was first said to lie; none if it is told now."""
+        key = (image.item.id, image.image_id)
+        if self._db.execute("INSERT OR IGNORE INTO images VALUES (?, ?, ?)", (*key, image.place)).rowcount:
+            return None
+        (place,) = self._db.execute("SELECT place FROM images WHERE item = ? AND image = ?", key).fetchone()
+        return str(place)
+
+    def _item(self, item: Item) -> Item:
+        """As the source first described it."""
+        text = item.model_dump_json()
+        if self._db.execute("INSERT OR IGNORE INTO items VALUES (?, ?)", (item.id, text)).rowcount:
+            return item
+        (first,) = self._db.execute("SELECT item FROM items WHERE id = ?", (item.id,)).fetchone()
+        return item if first == text else Item.model_validate_json(first)
 
     def __contains__(self, pair: tuple[str, str]) -> bool:
-        return self._db.execute("SELECT 1 FROM seen WHERE item = ? AND image = ?", pair).fetchone() is not None
+        return self._db.execute("SELECT 1 FROM images WHERE item = ? AND image = ?", pair).fetchone() is not None
 
     def has_item(self, item_id: str) -> bool:
-        return self._db.execute("SELECT 1 FROM seen WHERE item = ?", (item_id,)).fetchone() is not None
+        return self._db.execute("SELECT 1 FROM items WHERE id = ?", (item_id,)).fetchone() is not None
 
 
 class _RejectsFile:
     """The rejects of the last run, one a line as they come; no file when there were none."""
 
     def __init__(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
-        self._path = path
+        self.path = path
+        try:
+            path.open("a").close()
+            path.unlink()
+        except OSError as error:
+            raise ReindexError(
+                f"Rejects cannot be written to {path}: {error.strerror}.", "Name another file with --rejects."
+            ) from error
 
     def write(self, rejects: Sequence[Reject]) -> None:
         if rejects:
-            header = [] if self._path.exists() else [Reject._fields]
-            with self._path.open("a", newline="", encoding="utf-8") as file:
+            header = [] if self.path.exists() else [Reject._fields]
+            with self.path.open("a", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerows([*header, *rejects])

@@ -2,16 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
+from index.bundle import Bundle
 from index.cores import usable_cores
 from index.embedder import Embedder
 from index.images import DEFAULT_LIMITS, ImageError, decode, digest, thumbnail
 from index.items import NewImage
+from index.places import Places
 from index.sources import Source, SourceImage
+
+_THUMBNAIL = 320
+"""About as many pixels has the longer side of a thumbnail."""
 
 Known = Mapping[tuple[str, str], str]
 """Item id and image id to the digest of what the gallery already has a vector of."""
@@ -39,6 +46,10 @@ Outcome = NewImage | Unchanged | Reject
 class Workers(Protocol):
     """Who turns chunks of a source into outcomes, in the order of the chunk."""
 
+    @property
+    def ahead(self) -> int:
+        """Chunks to hand in before the oldest is done, so that nobody waits for work."""
+
     def submit(self, chunk: Sequence[SourceImage], known: Known) -> "Future[list[Outcome]]": ...
 
     def close(self) -> None: ...
@@ -54,22 +65,29 @@ class _Decoded(NamedTuple):
 class LocalWorkers:
     """This machine: threads read and decode the next chunks while the session embeds one."""
 
-    def __init__(self, source: Source, embedder: Embedder) -> None:
+    ahead = 3
+
+    def __init__(self, source: Source | Places, bundle: Bundle, *, cores: int | None = None) -> None:
+        """Uses `cores`, or all that the process may use."""
+        self._cores = cores or usable_cores()
         self._source = source
-        self._embedder = embedder
-        self._decoders = ThreadPoolExecutor(usable_cores() + 1, "decode")
-        self._session = ThreadPoolExecutor(1, "embed")
+        self._bundle = bundle
+        self._lock = Lock()
+        self._made: Embedder | None = None
+        self._decoders = ThreadPoolExecutor(self._cores + 1, "decode")
+        # Two chunks at once: the second keeps the cores busy while the first waits for its last images.
+        self._sessions = ThreadPoolExecutor(2, "embed")
 
     def submit(self, chunk: Sequence[SourceImage], known: Known) -> "Future[list[Outcome]]":
         decoding = [self._decoders.submit(self._decode, image, known) for image in chunk]
-        return self._session.submit(self._embed, decoding)
+        return self._sessions.submit(self._embed, decoding)
 
     def close(self) -> None:
-        for pool in (self._session, self._decoders):
+        for pool in (self._sessions, self._decoders):
             pool.shutdown(cancel_futures=True)
 
     def _decode(self, image: SourceImage, known: Known) -> _Decoded | Unchanged | Reject:
-        rule = self._embedder.bundle.preprocessing
+        rule = self._bundle.preprocessing
         try:
             data = self._source.read(image.place, DEFAULT_LIMITS)
             name = digest(data)
@@ -78,13 +96,25 @@ class LocalWorkers:
             picture = decode(data, DEFAULT_LIMITS, rule)
         except ImageError as error:
             return Reject(image.item.id, image.image_id, image.place, error.reason, str(error))
-        return _Decoded(image.image_id, name, rule.apply(picture), thumbnail(picture))
+        return _Decoded(image.image_id, name, rule.apply(picture), _thumbnail(picture))
 
     def _embed(self, decoding: list["Future[_Decoded | Unchanged | Reject]"]) -> list[Outcome]:
         prepared = [future.result() for future in decoding]
         pixels = [one.pixels for one in prepared if isinstance(one, _Decoded)]
-        vectors = iter(self._embedder.embed(np.stack(pixels)) if pixels else ())
+        vectors = iter(self.embedder().embed(np.stack(pixels)) if pixels else ())
         return [
             NewImage(one.image_id, one.digest, next(vectors), one.thumbnail) if isinstance(one, _Decoded) else one
             for one in prepared
         ]
+
+    def embedder(self) -> Embedder:
+        """Made for the first image that needs it: a night without news loads no model."""
+        with self._lock:
+            self._made = self._made or Embedder(self._bundle, threads=self._cores)
+            return self._made
+
+
+def _thumbnail(picture: Image.Image) -> bytes:
+    """Reduced by a whole factor, which takes a tenth of the time that resizing to an exact size does."""
+    factor = max(1, round(max(picture.size) / _THUMBNAIL))
+    return thumbnail(picture.reduce(factor) if factor > 1 else picture, side=2 * _THUMBNAIL)

@@ -31,20 +31,22 @@ class Allowed:
     ) -> None:
         name = request.client.host if request.client else "unknown"
         if serving.keys is not None:
-            name = self._key_id(serving, bearer.credentials if bearer else header)
+            name = self._key_id(serving, bearer.credentials if bearer else header, request)
         wait = serving.rates.take(name, monotonic()) if serving.keys is not None else 0.0
         if wait:
+            serving.telemetry.refused("rate")
             raise ProblemError(
                 TOO_MANY, f"This key may send {serving.settings.rate:g} requests a second.", retry_after=ceil(wait)
             )
 
-    def _key_id(self, backend: Backend, token: str | None) -> str:
+    def _key_id(self, backend: Backend, token: str | None, request: Request) -> str:
         assert backend.keys is not None
         if not token:
             raise ProblemError(KEY_MISSING, KEY_MISSING.detail)
         key = backend.keys.verify(token)
         if key is None:
             raise ProblemError(KEY_WRONG, KEY_WRONG.detail)
+        request.state.key_id = key.id  # for the log, also when it may not do this
         if not key.allows(self._scope):
             raise ProblemError(FORBIDDEN, f"The key {key.name!r} lacks the scope {self._scope}.")
         return key.id

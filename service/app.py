@@ -14,9 +14,13 @@ from starlette.staticfiles import StaticFiles
 
 from service import problems
 from service.backend import Backend, opened
+from service.draining import draining
+from service.item_schemas import GivenImage
 from service.middleware import BodyLimit, RequestContext
-from service.routes import media, search, status
+from service.routes import items, jobs, media, search, status
 from service.settings import Settings
+from service.telemetry import Telemetry
+from service.tracing import Tracing
 
 WEB = Path(str(files("service").joinpath("web")))
 
@@ -26,11 +30,12 @@ class _State(TypedDict):
 
 
 class _Application(FastAPI):
-    """FastAPI whose description also holds the schema that every error refers to."""
+    """FastAPI whose description also holds the schemas that errors and bodies refer to without its knowing."""
 
     def openapi(self) -> dict[str, Any]:
         description = super().openapi()
-        description["components"]["schemas"]["Problem"] = problems.Problem.model_json_schema()
+        for shape in (problems.Problem, GivenImage):
+            description["components"]["schemas"][shape.__name__] = shape.model_json_schema()
         return description
 
 
@@ -40,10 +45,14 @@ def create_app(settings: Settings) -> FastAPI:
     Starting fails with a LookalikeError when either cannot be opened or the two do not belong together.
     """
 
+    telemetry = Telemetry(Tracing.from_environment())
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[_State]:
-        async with opened(settings) as backend:
-            yield {"backend": backend}
+        async with opened(settings, telemetry) as backend:
+            with draining(backend):
+                yield {"backend": backend}
+        telemetry.tracing.close()
 
     # The interactive description pages load scripts from elsewhere; /openapi.json says the same.
     app = _Application(
@@ -64,8 +73,8 @@ def create_app(settings: Settings) -> FastAPI:
             allow_headers=["Authorization", "Content-Type", "If-Match", "X-API-Key"],
             expose_headers=["ETag", "Location", "Retry-After", "X-Request-Id"],
         )
-    app.add_middleware(RequestContext)
-    for routes in (search, status, media):
+    app.add_middleware(RequestContext, telemetry=telemetry)
+    for routes in (search, items, jobs, status, media):
         app.include_router(routes.router)
     app.mount("/web", StaticFiles(directory=WEB), name="web")
     app.add_api_route("/", _page, include_in_schema=False)

@@ -18,6 +18,7 @@ from service.keys import KeyRing
 from service.limits import RateLimit
 from service.models import Models
 from service.settings import Settings, SettingsError
+from service.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class Backend:
     """The engines of one running service."""
 
     settings: Settings
+    telemetry: Telemetry
     gallery: Gallery
     models: Models
     keys: KeyRing | None
@@ -40,30 +42,35 @@ class Backend:
     """Bounds the photos in memory: each one decoded may weigh 150 MB."""
     searchers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(max(4, 2 * usable_cores())))
     working: int = 0
+    leaving: bool = False
+    """Told to end: answers go on, but clients should turn elsewhere."""
 
     @contextmanager
     def permit(self) -> Iterator[None]:
         """The right to do work for a request, taken before any is done; refused when too many have one."""
         if self.working >= self.settings.max_requests:
+            self.telemetry.refused("requests")
             raise Overloaded(self.working, 1.0)
         self.working += 1
         try:
-            yield
+            with self.telemetry.working():
+                yield
         finally:
             self.working -= 1
 
 
 @asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[Backend]:
+async def opened(settings: Settings, telemetry: Telemetry) -> AsyncIterator[Backend]:
     """Opens everything a request needs; at the end finishes what was accepted and closes the gallery."""
     check_exposure(settings)
     gallery = open_gallery(settings.gallery, create=settings.create, maintain=True)
     try:
-        models = Models(gallery, settings, on_batch=lambda size: None)
+        models = Models(gallery, settings, on_batch=telemetry.batch)
         await models.start()
         try:
             yield Backend(
                 settings=settings,
+                telemetry=telemetry,
                 gallery=gallery,
                 models=models,
                 keys=KeyRing(settings.keys) if settings.keys else None,

@@ -1,14 +1,18 @@
-"""What holds for every request: an id, safe headers, a bounded body, and an answer even when we fail."""
+"""What holds for every request: an id, safe headers, a bounded body, an answer even when we fail, a line in the log."""
 
 import logging
 import re
 import uuid
+from time import perf_counter
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.logs import log_request
+from service.logs import request_id as request_in_work
 from service.problems import BODY_TOO_LARGE, INTERNAL, ProblemError, answer
+from service.telemetry import Telemetry
 from service.walking import ClientLeft
 
 log = logging.getLogger(__name__)
@@ -23,18 +27,21 @@ _HEADERS = {
     # Answers change with the gallery and the page with a release: kept, but asked about each time.
     "Cache-Control": "no-cache",
 }
+_CLIENT_LEFT = 499
+"""The status that is noted, by custom, for a request that nobody waited for."""
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestContext:
-    """Names each request, sends the safe headers, and turns what nobody caught into a problem.
+    """Names each request, sends the safe headers, turns what nobody caught into a problem, and notes how it went.
 
     It answers unexpected errors itself because Starlette's own handler for them lies outside all
     middleware: its answer would carry neither the id nor the headers.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
         self._app = app
+        self._telemetry = telemetry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -43,28 +50,54 @@ class RequestContext:
         asked = Headers(scope=scope).get("x-request-id", "")
         request_id = asked if _SAFE_ID.fullmatch(asked) else uuid.uuid4().hex[:16]
         scope.setdefault("state", {})["request_id"] = request_id
-        started = False
+        request_in_work.set(request_id)
+        begun, root = perf_counter(), scope.get("root_path", "")
+        status = 500  # unless it is told otherwise: the answer broke off midway
+        with self._telemetry.tracing.request(scope) as span:
+            try:
+                status = await self._answered(scope, receive, send, request_id)
+            finally:
+                method, route, seconds = scope["method"], _template(scope, root), perf_counter() - begun
+                self._telemetry.tracing.answered(span, method, route, status)
+                self._telemetry.request(method, route, status, seconds)
+                client = scope["client"][0] if scope.get("client") else "unknown"
+                log_request(method, route, status, seconds, scope["state"].get("key_id"), client)
+
+    async def _answered(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> int:
+        """Has the request answered, and tells with which status."""
+        backend = scope["state"].get("backend")
+        status = 0
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal started
+            nonlocal status
             if message["type"] == "http.response.start":
-                started = True
+                status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request_id
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
+                if backend is not None and backend.leaving:
+                    headers["Connection"] = "close"
             await send(message)
 
         try:
             await self._app(scope, receive, send_with_headers)
         except (ClientDisconnect, ClientLeft):
             log.info("request %s: the client left before it was answered", request_id)
+            return _CLIENT_LEFT
         except Exception:
             log.exception("request %s: %s %s failed", request_id, scope["method"], scope["path"])
-            if started:
+            if status:
                 raise
             problem = INTERNAL.problem(INTERNAL.detail, INTERNAL.remedy, request_id)
             await answer(problem)(scope, receive, send_with_headers)
+        return status or _CLIENT_LEFT
+
+
+def _template(scope: Scope, root: str) -> str:
+    """The route of a request as it was declared: the only form of an address whose number is bounded."""
+    mounted = scope.get("root_path", "").removeprefix(root)
+    return getattr(scope.get("route"), "path", mounted or "none")
 
 
 class BodyLimit:

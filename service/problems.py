@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
+from index.bundle import BundleError
 from index.catalogue import VersionConflict
 from index.errors import LookalikeError
 from index.filters import FilterError
@@ -193,6 +194,16 @@ JOB_MISSING = Kind("job-missing", 404, "There is no such job", "The gallery has 
 JOB_ENDED = Kind(
     "job-ended", 409, "The job has ended already", "Job 7 is not running: it is done.", "There is nothing to cancel."
 )
+JOB_RUNNING = Kind(
+    "job-running", 409, "Another job is running", "Job 7 is running.", "Wait until it has ended, or cancel it."
+)
+BUNDLE = Kind(
+    "bundle-unusable",
+    422,
+    "The bundle cannot be used",
+    "No bundle at /models/autumn: bundle.json is missing.",
+    "Make one with `lookalike export`.",
+)
 URL_OFF = Kind(
     "url-off",
     422,
@@ -256,6 +267,7 @@ _BY_KIND = {
     ItemMissing.kind: ITEM_MISSING,
     VersionConflict.kind: CONFLICT,
     JobMissing.kind: JOB_MISSING,
+    BundleError.kind: BUNDLE,
 }
 _BY_STATUS = {kind.status: kind for kind in (MALFORMED, NOT_FOUND, METHOD_NOT_ALLOWED)}
 
@@ -263,8 +275,16 @@ _BY_STATUS = {kind.status: kind for kind in (MALFORMED, NOT_FOUND, METHOD_NOT_AL
 class ProblemError(HTTPException):
     """A problem to answer with. FastAPI lets an HTTPException out of its own parsing, and nothing else."""
 
-    def __init__(self, kind: Kind, detail: str, remedy: str | None = None, *, retry_after: int | None = None) -> None:
-        headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    def __init__(
+        self,
+        kind: Kind,
+        detail: str,
+        remedy: str | None = None,
+        *,
+        retry_after: int | None = None,
+        headers: Mapping[str, str] = {},
+    ) -> None:
+        headers = dict(headers) if retry_after is None else {**headers, "Retry-After": str(retry_after)}
         if kind.status == HTTPStatus.UNAUTHORIZED:
             headers["WWW-Authenticate"] = "Bearer"
         super().__init__(kind.status, detail, headers)

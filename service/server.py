@@ -1,23 +1,32 @@
 """Running the application: the port is taken and the gallery tried before anything is promised."""
 
 import asyncio
+import os
 import socket
 from functools import partial
+from tempfile import TemporaryDirectory
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.supervisors import Multiprocess
 
 from index.errors import LookalikeError
 from service.app import create_app
 from service.backend import opened
+from service.logs import configure
 from service.settings import Settings
+from service.telemetry import FOLDER_VARIABLE, Telemetry
+from service.tracing import Tracing
 
 _SHUTDOWN_SECONDS = 30
 """Given to accepted requests when the service is told to end."""
+_HEALTHY_SECONDS = 30
+"""Given to a process to say that it lives; while it starts on a busy machine it cannot."""
 
 
 def run(settings: Settings, *, announce: str = "") -> None:
     """Serves until interrupted. Mistakes in the settings are raised here, not logged from a half-started server."""
+    configure(settings)
     asyncio.run(_try(settings))
     with _listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
@@ -26,22 +35,29 @@ def run(settings: Settings, *, announce: str = "") -> None:
         if announce:
             print(announce.format(address=address), flush=True)
         config = uvicorn.Config(
-            partial(create_app, settings),
+            partial(_application, settings),
             factory=True,
-            log_level="warning",
+            log_config=None,
             access_log=False,
             workers=settings.workers,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+            timeout_worker_healthcheck=_HEALTHY_SECONDS,
         )
-        server = uvicorn.Server(config)
         if settings.workers == 1:
-            server.run(sockets=[listener])
-        else:
+            uvicorn.Server(config).run(sockets=[listener])
+            return
+        with TemporaryDirectory(prefix="lookalike-metrics-") as folder:
+            os.environ[FOLDER_VARIABLE] = folder  # for the processes to come: each starts anew
             Multiprocess(config, sockets=[listener]).run()
 
 
+def _application(settings: Settings) -> FastAPI:
+    configure(settings)  # once more in each process
+    return create_app(settings)
+
+
 async def _try(settings: Settings) -> None:
-    async with opened(settings):
+    async with opened(settings, Telemetry(Tracing())):
         pass
 
 

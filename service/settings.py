@@ -34,8 +34,12 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535)
     workers: int = Field(default=1, ge=1, le=64, description="processes that answer; each loads the model")
     threads: int | None = Field(default=None, gt=0, description="of the embedder; all cores unless told")
+    drain_seconds: float = Field(
+        default=1, ge=0, le=300, description="to answer on after SIGTERM while /readyz sends clients elsewhere"
+    )
     examples: DirectoryPath | None = Field(default=None, description="photos that the page offers to try")
     sources: dict[str, str] = Field(default={}, description="name to address of what may be re-indexed over the API")
+    bundles: dict[str, DirectoryPath] = Field(default={}, description="name to folder of what it may be embedded with")
 
     max_body_bytes: int = Field(default=DEFAULT_LIMITS.max_bytes, gt=0, description="of a request")
     max_pixels: int = Field(default=DEFAULT_LIMITS.max_pixels, gt=0, description="of a photo")

@@ -14,6 +14,7 @@ from index.gallery import BundleMismatch
 from index.images import ImageError, decode
 from index.items import Found
 from service.backend import Backend
+from service.batching import Overloaded
 from service.models import Model
 from service.problems import URL_OFF, ProblemError
 from service.schemas import Milliseconds
@@ -70,7 +71,15 @@ async def look(backend: Backend, photo: bytes, box: Box | None = None, model: Mo
     begun = perf_counter()
     pixels = await anyio.to_thread.run_sync(_pixels, backend, model, photo, box, limiter=backend.decoders)
     decoded = perf_counter()
-    embedded = await model.batcher.embed(pixels)
+    try:
+        with backend.telemetry.queued():
+            embedded = await model.batcher.embed(pixels)
+    except Overloaded:
+        backend.telemetry.refused("queue")
+        raise
+    backend.telemetry.stage("decode", decoded - begun, ago=embedded.waited + embedded.worked)
+    backend.telemetry.stage("wait", embedded.waited, ago=embedded.worked)
+    backend.telemetry.stage("embed", embedded.worked)
     return Looked(model, embedded.vector, decoded - begun, embedded.waited, embedded.worked)
 
 

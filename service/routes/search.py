@@ -129,6 +129,8 @@ async def _answer(backend: Backend, asked: Asked, media: str) -> SearchAnswer:
 
         found, looked, seconds = await find_photo(backend, photo, options.box, near)
         bundle = looked.model.bundle.id
+    backend.telemetry.stage("search", seconds)
+    backend.telemetry.saw(found.generation, found.change)
     items = await anyio.to_thread.run_sync(
         _matches, backend, found.hits[0], options, bundle, media, limiter=backend.searchers
     )

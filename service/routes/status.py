@@ -1,11 +1,12 @@
 """What the service is and whether it can answer: for the page, for people and for probes."""
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from index.bundle import BundleCard
 from service.access import MaySearch
 from service.backend import Serving
-from service.problems import ACCESS, NOT_READY, documented
+from service.problems import ACCESS, NOT_READY, ProblemError, documented
 from service.schemas import BundleStatus, GalleryStatus, Health, Limits, Status
 
 router = APIRouter(tags=["status"])
@@ -42,5 +43,23 @@ async def healthz() -> Health:
 
 @router.get("/readyz", summary="A search can be answered", responses=documented(NOT_READY))
 async def readyz(serving: Serving) -> Health:
+    if serving.leaving:
+        raise ProblemError(NOT_READY, "The service is about to end.", "Send the request to another one.")
     serving.models.current()
     return Health()
+
+
+@router.get(
+    "/metrics",
+    summary="Figures for Prometheus",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **documented(*ACCESS)},
+    dependencies=[MaySearch],
+)
+def metrics(serving: Serving) -> Response:
+    """Where keys are on, the scraper needs one with the scope search."""
+    model = serving.models.loaded
+    page = serving.telemetry.exposition(
+        serving.gallery.stats(), model.bundle.card if model else None, model.embedder.provider if model else None
+    )
+    return Response(page, media_type=CONTENT_TYPE_PLAIN_0_0_4)

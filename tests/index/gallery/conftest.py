@@ -8,6 +8,8 @@ import pytest
 
 from index.gallery import Gallery, open_gallery
 
+from .plain import BUNDLE, TRIO, PlainGallery, Shop, shop
+
 
 class OpenEngine(Protocol):
     """Opens the test's gallery; each call another handle of the same one, as another process would have."""
@@ -33,3 +35,21 @@ def open_engine(tmp_path: Path) -> Iterator[OpenEngine]:
 def gallery(open_engine: OpenEngine) -> Gallery:
     """An empty gallery."""
     return open_engine()
+
+
+@pytest.fixture
+def trio(gallery: Gallery) -> Gallery:
+    """A mug, a shoe and a bag, activated."""
+    gallery.upsert(TRIO, BUNDLE)
+    gallery.activate(BUNDLE)
+    return gallery
+
+
+@pytest.fixture
+def stocked(gallery: Gallery) -> Shop:
+    """Half of it compacted, half not."""
+    entries = shop(160)
+    gallery.upsert(entries[:80], BUNDLE)
+    gallery.activate(BUNDLE)
+    gallery.upsert(entries[80:], BUNDLE)
+    return Shop(gallery, PlainGallery(entries), entries[7][1][0].vector)

@@ -1,6 +1,7 @@
 """A gallery in plain Python: what every engine must answer, found by comparing with everything."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.filters import Filter
+from index.gallery import Gallery
 from index.items import Hit, Item, NewImage
 
 BUNDLE = "b" * 16
@@ -79,10 +81,8 @@ class PlainGallery:
         ]
         return sorted(found, key=lambda expected: -expected.score)
 
-    def search_item(self, item_id: str, *, filter: Filter | None = None, exclude: Sequence[str] = ()) -> list[Expected]:
-        return self.search(self.queries_of(item_id), filter=filter, exclude=[item_id, *exclude])
-
     def queries_of(self, item_id: str) -> NDArray[np.float32]:
+        """What a search by the item asks with."""
         return np.stack([image.vector.astype(np.float16).astype(np.float32) for image in self.images[item_id].values()])
 
     def check(
@@ -139,3 +139,41 @@ def shop(count: int, *, dimension: int = 8, images: int = 3, seed: int = 0) -> l
         views = [centre + random.normal(size=dimension) * 0.1 for _ in range(random.integers(1, images + 1))]
         entries.append((item, [photo(f"view-{view}", unit(*vector)) for view, vector in enumerate(views)]))
     return entries
+
+
+MUG = Item(id="mug", title="A mug", url="https://shop.example/mug", attributes={"price": 5.5})
+SHOE, BAG = Item(id="shoe"), Item(id="bag")
+TRIO: list[tuple[Item, Sequence[NewImage]]] = [
+    (MUG, [photo("front", unit(1, 0, 0), 1)]),
+    (SHOE, [photo("left", unit(0, 1, 0), 2), photo("right", unit(0, 1, 0.2), 3)]),
+    (BAG, [photo("open", unit(0.6, 0.6, 0.5), 4)]),
+]
+
+
+@dataclass
+class Shop:
+    """A gallery with many items, and the same in plain Python."""
+
+    gallery: Gallery
+    plain: PlainGallery
+    query: Vector
+
+    def check(
+        self,
+        *,
+        top: int = 10,
+        filter: Filter | None = None,
+        min_score: float | None = None,
+        exclude: Sequence[str] = (),
+    ) -> list[Hit]:
+        """Searches both, compares them and answers the hits."""
+        found = self.gallery.search(
+            self.query[None], bundle_id=BUNDLE, top=top, filter=filter, min_score=min_score, exclude=exclude
+        )
+        self.plain.check(found.hits[0], self.query[None], top=top, filter=filter, min_score=min_score, exclude=exclude)
+        return found.hits[0]
+
+
+def ids(gallery: Gallery, *numbers: float, top: int = 10) -> list[str]:
+    found = gallery.search(unit(*numbers)[None], bundle_id=BUNDLE, top=top)
+    return [hit.item.id for hit in found.hits[0]]

@@ -211,23 +211,25 @@ def truncate(file: str, left: float) -> Callable[[Path], None]:
     return damage
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *(flip(file, place) for file in ("index.faiss", "records.arrays", "manifest.json") for place in (0, 0.4, 1)),
-        *(truncate(file, left) for file in ("index.faiss", "records.arrays", "manifest.json") for left in (0, 0.7)),
-        *(
-            lambda path, file=file: (path / file).unlink()
-            for file in ("index.faiss", "records.arrays", "manifest.json")
-        ),
-        shutil.rmtree,
-        replace("manifest.json", '"change": 1', '"change": 2'),
-        replace("manifest.json", '"effort": 0', '"effort": 9'),
-        lambda path: (path / "manifest.json").write_text("{}"),
-    ],
-)
+def remove(file: str) -> Callable[[Path], None]:
+    return lambda generation: (generation / file).unlink()
+
+
+FILES = ("index.faiss", "records.arrays", "manifest.json")
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    **{f"{file} flipped at {place}": flip(file, place) for file in FILES for place in (0, 0.4, 1)},
+    **{f"{file} cut to {left}": truncate(file, left) for file in FILES for left in (0, 0.7)},
+    **{f"no {file}": remove(file) for file in FILES},
+    "no folder": shutil.rmtree,
+    "another change": replace("manifest.json", '"change": 1', '"change": 2'),
+    "another effort": replace("manifest.json", '"effort": 0', '"effort": 9'),
+    "an empty manifest": lambda generation: (generation / "manifest.json").write_text("{}"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_generation_is_answered_from_the_catalogue_and_made_again(
-    stocked: tuple[Gallery, PlainGallery], tmp_path: Path, damage: Callable[[Path], None]
+    stocked: tuple[Gallery, PlainGallery], tmp_path: Path, damage: Callable[[Path], object]
 ) -> None:
     gallery, plain = stocked
     gallery.delete(["item-00000"])

@@ -1,0 +1,175 @@
+"""Images per second and memory of a re-indexing job against the embedder alone, Lite0 at 224 pixels, on all cores.
+
+The job reads, checks, decodes, embeds, makes thumbnails and writes a fresh gallery; the embedder alone is
+`Embedder.embed_images` over the same files. Both take turns in one process, and medians are compared. The photos are
+those of the sample shop, enlarged to about 100 KB with the grain of a camera, or the JPEGs of a folder. Peak memory is
+that of jobs in processes of their own.
+"""
+
+import argparse
+import csv
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+from _table import Row, make_row, print_table, write_json
+from embed import untrained_run
+from PIL import Image
+
+from index.bundle import Bundle
+from index.embedder import Embedder
+from index.images import decode
+from index.jobs import JobRecord
+from index.reindex import run_reindex
+from index.sources import Source
+from training.backbones import EmbeddingModel
+from training.config import TrainingConfig
+from training.data.photos import DataSet, default_shop, shop_data
+from training.data.sample_shop import write_shop
+from training.export import export_run
+
+ENLARGED = (640, 640)
+PEAK = """
+import re, sys
+from pathlib import Path
+from index.bundle import Bundle
+from index.reindex import run_reindex
+from index.sources import Source
+
+table, gallery, bundle = sys.argv[1:]
+run_reindex(Source([table]), gallery=gallery, bundle=Bundle.load(bundle), rejects_file=Path(gallery + ".rejects.csv"))
+print(int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1000)
+"""
+"""A job without PyTorch. Not `getrusage`: its peak begins with that of the process which started this one."""
+TIMES = 4
+"""How many times as many images the larger of the two jobs has whose memory is compared."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="few photos and turns: within a minute on 2 cores")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
+    parser.add_argument("--photos", type=Path, metavar="FOLDER", help="JPEGs to index, instead of the sample shop's")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="lookalike-bench-") as folder:
+        rows = compare(Path(folder), arguments.photos, quick=arguments.quick)
+    print_table(rows)
+    if arguments.json:
+        write_json(rows, arguments.json)
+
+
+def compare(folder: Path, photos: Path | None, *, quick: bool) -> list[Row]:
+    images, turns = (96, 2) if quick else (1000, 5)
+    data = shop_data(write_shop(folder / "shop", products_per_family=3, photos_per_product=4) if quick else _shop())
+    files = found(photos, images) if photos else enlarged(data, folder / "photos", images)
+    config = TrainingConfig()
+    model = EmbeddingModel(config.backbone, input_size=config.preprocessing.input_size).eval()
+    bundle = export_run(untrained_run(folder / "run", config, model), folder / "bundle", data.test[:16])
+    size = f"{len(files):,} JPEGs of {statistics.mean(file.stat().st_size for file in files) / 1000:.0f} KB"
+    return [*speed_rows(folder, files, bundle, size, turns), memory_row(folder, files, bundle)]
+
+
+def _shop() -> Path:
+    return write_shop(default_shop())
+
+
+def found(folder: Path, images: int) -> list[Path]:
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    if not files:
+        raise SystemExit(f"{folder} has no JPEGs.")
+    return files[:: max(1, len(files) // images)][:images]
+
+
+def enlarged(data: DataSet, folder: Path, images: int) -> list[Path]:
+    """Photos of the sample shop at the size of a shop's, each with grain of its own: none is another's copy."""
+    folder.mkdir()
+    photos = [photo.path for photo in (*data.train, *data.test)]
+    rng = np.random.default_rng(0)
+    files = []
+    for number in range(images):
+        picture = decode(photos[number % len(photos)].read_bytes()).resize(ENLARGED, Image.Resampling.BICUBIC)
+        grain = rng.normal(0, 6, (*ENLARGED, 1)).astype(np.float32)
+        files.append(folder / f"{number:05}.jpg")
+        grained = np.clip(np.asarray(picture) + grain, 0, 255).astype(np.uint8)
+        Image.fromarray(grained).save(files[-1], quality=85)
+    return files
+
+
+def speed_rows(folder: Path, files: Sequence[Path], bundle: Bundle, size: str, turns: int) -> list[Row]:
+    """A fresh gallery and the embedder alone, in turns; then the last gallery once more, with nothing to do."""
+    table = write_table(folder / "source.csv", files)
+    embedder = Embedder(bundle)
+    numbers = count()
+
+    def fresh() -> None:
+        record = job(table, folder / f"gallery-{next(numbers)}", bundle)
+        assert record.embedded == len(files), record
+
+    def alone() -> None:
+        assert len(list(embedder.embed_images(files))) == len(files)
+
+    contenders: dict[str, Callable[[], None]] = {"job": fresh, "alone": alone}
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for turn in range(turns):
+        for name, contender in list(contenders.items())[:: 1 if turn % 2 else -1]:
+            seconds[name].append(timed(contender))
+    gallery = folder / f"gallery-{next(numbers) - 1}"
+
+    def again() -> None:
+        record = job(table, gallery, bundle)
+        assert (record.embedded, record.unchanged) == (0, len(files)), record
+
+    rates = {name: len(files) / statistics.median(times) for name, times in seconds.items()}
+    unchanged = len(files) / statistics.median(timed(again) for _ in range(turns))
+    return [
+        make_row(f"job, {size}", rates["job"], "the embedder alone", rates["alone"], "images/s", at_least=0.9),
+        make_row("the same source again, unchanged", unchanged, "the first job", rates["job"], "images/s", at_least=20),
+    ]
+
+
+def timed(run: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def memory_row(folder: Path, files: Sequence[Path], bundle: Bundle) -> Row:
+    """What a job holds must not grow with the source."""
+    peaks = []
+    for times in (1, TIMES):
+        gallery = folder / f"memory-{times}"
+        table = write_table(folder / f"memory-{times}.csv", files, times)
+        command = [sys.executable, "-c", PEAK, table, gallery, bundle.directory]
+        told = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
+        peaks.append(float(told.stdout))
+        shutil.rmtree(gallery)
+    name = f"peak memory of a job, {TIMES * len(files):,} images"
+    return make_row(name, peaks[1], f"{len(files):,} images", peaks[0], "MB", at_most=1.1)
+
+
+def write_table(path: Path, files: Sequence[Path], times: int = 1) -> Path:
+    """Two photos an item, as a shop's tables have them."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["item_id", "image", "title", "price"])
+        for round_ in range(times):
+            for number, photo in enumerate(files):
+                writer.writerow([f"{round_}-{number // 2}", photo, f"Product {number // 2}", number / 4])
+    return path
+
+
+def job(table: Path, gallery: Path, bundle: Bundle) -> JobRecord:
+    return run_reindex(
+        Source([table]), gallery=gallery, bundle=bundle, rejects_file=gallery.with_suffix(".rejects.csv")
+    )
+
+
+if __name__ == "__main__":
+    main()

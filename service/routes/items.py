@@ -1,0 +1,358 @@
+"""Items one by one: stored, read, changed and removed, each change found by the very next search."""
+
+import json
+from typing import Annotated, Any
+from urllib.parse import unquote
+
+from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+from starlette.types import Scope
+
+from index.filters import Filter
+from index.items import Item, StoredItem
+from service.access import MaySearch, MayWrite
+from service.backend import Backend, Serving
+from service.item_schemas import (
+    MAX_ID_LENGTH,
+    FacetAnswer,
+    FacetsAnswer,
+    FacetValue,
+    ItemAnswer,
+    ItemBody,
+    ItemPatch,
+    ItemsAnswer,
+    PhotoBody,
+    read_item,
+    read_photo,
+)
+from service.problems import (
+    ACCESS,
+    BODY_TOO_LARGE,
+    CONFLICT,
+    FETCHES,
+    FILTER,
+    IMAGES,
+    INVALID,
+    ITEM_MISSING,
+    MALFORMED,
+    NOT_READY,
+    OVERLOADED,
+    UNSUPPORTED_BODY,
+    URL_OFF,
+    ProblemError,
+    documented,
+)
+from service.storing import Conditions, conditions, in_thread, missing, remove, store, tag_of
+
+
+class _AsSent(APIRoute):
+    """A route that reads the address as it was sent, where %2F is a part of an id and not the end of it."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if "raw_path" not in scope:
+            return super().matches(scope)
+        match, found = super().matches({**scope, "path": scope["raw_path"].decode("latin-1")})
+        if match is not Match.NONE:
+            found["path_params"] = {name: _decoded(value) for name, value in found["path_params"].items()}
+        return match, found
+
+
+def _decoded(text: str) -> str:
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        raise ProblemError(
+            INVALID, f"The address holds {text[:80]}, which is no text.", "Encode the id as UTF-8, then with percents."
+        ) from None
+
+
+router = APIRouter(tags=["items"], route_class=_AsSent)
+
+ItemId = Annotated[str, Path(max_length=MAX_ID_LENGTH, description="percent-encoded; a slash within it as %2F")]
+ImageId = Annotated[str, Path(max_length=MAX_ID_LENGTH, description="likewise")]
+Wanted = Annotated[Conditions, Depends(conditions)]
+
+_PHOTO = {"type": "string", "format": "binary"}
+_ITEM = {
+    "title": "A red mug",
+    "url": "https://shop.example/mug-1",
+    "attributes": {"category": "mug", "price": 12.5, "dishwasher": True},
+}
+_STORED = {
+    "id": "mug-1",
+    **_ITEM,
+    "images": [{"id": "front.jpg", "digest": "3f" * 32, "url": f"/media/{'3f' * 32}.jpg"}],
+    "version": 7,
+}
+_FACET = {
+    "name": "category",
+    "values": [{"value": "mug", "count": 12}],
+    "minimum": None,
+    "maximum": None,
+    "distinct": 1,
+}
+_WRITE = (MALFORMED, BODY_TOO_LARGE, INVALID, CONFLICT, *ACCESS)
+_PHOTOS = (UNSUPPORTED_BODY, NOT_READY, OVERLOADED, URL_OFF, *IMAGES.values(), *FETCHES.values())
+_TAG = {"ETag": {"description": "the item's version in quotes", "schema": {"type": "string"}}}
+
+
+def _shown(example: object, description: str = "The item as it is stored") -> dict[str, Any]:
+    """A success, with its example."""
+    return {"description": description, "headers": _TAG, "content": {"application/json": {"example": example}}}
+
+
+def _bodies(content: dict[str, Any]) -> dict[str, Any]:
+    """The forms of a body that a route reads itself."""
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _schema(shape: type[ItemBody] | type[PhotoBody]) -> dict[str, Any]:
+    schema = shape.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return schema
+
+
+_ITEM_BODIES = _bodies(
+    {
+        "application/json": {
+            "schema": _schema(ItemBody),
+            "examples": {
+                "without images": {"value": _ITEM},
+                "with an image": {"value": {**_ITEM, "images": [{"id": "front.jpg", "image": "/9j/4AAQSkZJRg..."}]}},
+            },
+        },
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["item"],
+                "properties": {
+                    "item": {"type": "string", "description": "the same as JSON", "examples": [json.dumps(_ITEM)]},
+                    "image": {
+                        "type": "array",
+                        "items": _PHOTO,
+                        "description": "photos; the name of each file is its image's id",
+                    },
+                },
+            }
+        },
+    }
+)
+_IMAGE_BODIES = _bodies(
+    {
+        "image/*": {"schema": _PHOTO},
+        "application/json": {
+            "schema": _schema(PhotoBody),
+            "examples": {"by its address": {"value": {"image_url": "https://cdn.shop.example/mug-1.jpg"}}},
+        },
+    }
+)
+_MERGE_PATCH = {
+    "requestBody": {"content": {"application/merge-patch+json": {"schema": {"$ref": "#/components/schemas/ItemPatch"}}}}
+}
+
+
+@router.get(
+    "/v1/items",
+    summary="List items",
+    dependencies=[MaySearch],
+    responses={
+        200: {"content": {"application/json": {"example": {"items": [_STORED], "cursor": "mug-1"}}}},
+        **documented(INVALID, FILTER, *ACCESS),
+    },
+)
+async def list_items(
+    request: Request,
+    serving: Serving,
+    filter: Annotated[str, Query(description='as JSON, such as `{"price": {"lt": 20}}`')] = "{}",
+    cursor: Annotated[str, Query(max_length=MAX_ID_LENGTH, description="continues an earlier answer")] = "",
+    count: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> ItemsAnswer:
+    """Items in the order of their ids, those that match a filter."""
+    wanted = _filter(filter)
+    return await in_thread(serving, _page, serving, wanted, cursor, count, _media(request))
+
+
+def _filter(text: str) -> Filter:
+    try:
+        return Filter.parse(json.loads(text))
+    except ValueError:
+        raise ProblemError(
+            INVALID, f"filter: {text[:80]!r} is not JSON.", 'Write one such as {"colour": "red"}.'
+        ) from None
+
+
+def _page(backend: Backend, wanted: Filter, after: str, count: int, media: str) -> ItemsAnswer:
+    found = backend.gallery.scan(filter=wanted, after=after, count=count)
+    stored = [backend.gallery.stored(item.id) for item in found.items]
+    # One that was deleted since it was found is none.
+    return ItemsAnswer(items=[ItemAnswer.of(one, media) for one in stored if one], cursor=found.after)
+
+
+@router.get(
+    "/v1/items/{item_id}",
+    summary="Read an item",
+    response_model=ItemAnswer,
+    dependencies=[MaySearch],
+    responses={
+        200: _shown(_STORED),
+        304: {"description": "The copy with this ETag is current"},
+        **documented(ITEM_MISSING, INVALID, *ACCESS),
+    },
+)
+async def read(item_id: ItemId, request: Request, serving: Serving, wanted: Wanted) -> Response:
+    stored = await in_thread(serving, serving.gallery.stored, item_id)
+    if stored is None:
+        raise missing(item_id)
+    if wanted.holds(stored):
+        return Response(status_code=304, headers={"ETag": tag_of(stored.version)})
+    return _answer(request, stored)
+
+
+@router.put(
+    "/v1/items/{item_id}",
+    summary="Store an item",
+    response_model=ItemAnswer,
+    dependencies=[MayWrite],
+    openapi_extra=_ITEM_BODIES,
+    responses={
+        200: _shown(_STORED),
+        201: {**_shown(_STORED, "The item is new"), "model": ItemAnswer},
+        **documented(*_WRITE, *_PHOTOS),
+    },
+)
+async def put(item_id: ItemId, request: Request, serving: Serving, wanted: Wanted) -> Response:
+    """Replaces title, url and attributes. With images the item's become exactly those; without, they stay.
+
+    The same request again changes nothing. When it is answered, every search reflects it.
+    """
+    with serving.permit():
+        given = await read_item(request, serving.settings.max_batch)
+        item, replaced = given.item(item_id), given.photos is not None
+        written = await store(serving, item_id, wanted, lambda seen: item, given.photos or {}, only=replaced)
+    return _answer(request, written.stored, created=written.created)
+
+
+@router.patch(
+    "/v1/items/{item_id}",
+    summary="Change some of an item",
+    response_model=ItemAnswer,
+    dependencies=[MayWrite],
+    openapi_extra=_MERGE_PATCH,
+    responses={200: _shown(_STORED), **documented(*_WRITE, ITEM_MISSING)},
+)
+async def patch(
+    item_id: ItemId,
+    body: Annotated[
+        ItemPatch,
+        Body(openapi_examples={"a new price": {"value": {"attributes": {"price": 9.5, "discount": None}}}}),
+    ],
+    request: Request,
+    serving: Serving,
+    wanted: Wanted,
+) -> Response:
+    """A JSON merge patch of title, url and attributes: null removes an attribute, and what is left out stays."""
+    written = await store(serving, item_id, wanted, lambda seen: body.applied(_existing(item_id, seen)))
+    return _answer(request, written.stored)
+
+
+@router.delete(
+    "/v1/items/{item_id}",
+    summary="Remove an item",
+    status_code=204,
+    dependencies=[MayWrite],
+    responses={204: {"description": "The item is gone, or was never there"}, **documented(INVALID, CONFLICT, *ACCESS)},
+)
+async def delete(item_id: ItemId, serving: Serving, wanted: Wanted) -> None:
+    """With its images. The next search does not find it."""
+    await remove(serving, item_id, wanted, lambda expected: serving.gallery.delete([item_id], expected=expected))
+
+
+@router.put(
+    "/v1/items/{item_id}/images/{image_id}",
+    summary="Store an image of an item",
+    response_model=ItemAnswer,
+    dependencies=[MayWrite],
+    openapi_extra=_IMAGE_BODIES,
+    responses={
+        200: _shown(_STORED),
+        201: {**_shown(_STORED, "The image is new"), "model": ItemAnswer},
+        **documented(*_WRITE, *_PHOTOS, ITEM_MISSING),
+    },
+)
+async def put_image(item_id: ItemId, image_id: ImageId, request: Request, serving: Serving, wanted: Wanted) -> Response:
+    """Adds a photo to an item that exists, or puts it in the place of the one with this id; others stay.
+
+    ETag and conditions are those of the item.
+    """
+    with serving.permit():
+        photos = {image_id: await read_photo(request)}
+        written = await store(serving, item_id, wanted, lambda seen: _existing(item_id, seen), photos)
+    return _answer(request, written.stored, created=written.new_images)
+
+
+@router.delete(
+    "/v1/items/{item_id}/images/{image_id}",
+    summary="Remove an image of an item",
+    status_code=204,
+    dependencies=[MayWrite],
+    responses={204: {"description": "The image is gone, or was never there"}, **documented(INVALID, CONFLICT, *ACCESS)},
+)
+async def delete_image(item_id: ItemId, image_id: ImageId, serving: Serving, wanted: Wanted) -> None:
+    """The item stays, even without images: it is listed then, but no search finds it."""
+    gallery = serving.gallery
+    await remove(
+        serving, item_id, wanted, lambda expected: gallery.delete_images(item_id, [image_id], expected=expected)
+    )
+
+
+@router.get(
+    "/v1/facets",
+    summary="The attributes that items have",
+    dependencies=[MaySearch],
+    responses={
+        200: {"content": {"application/json": {"example": {"facets": [_FACET]}}}},
+        **documented(INVALID, *ACCESS),
+    },
+)
+async def facets(
+    serving: Serving,
+    count: Annotated[int, Query(ge=1, le=1000, description="values of each at most")] = 20,
+) -> FacetsAnswer:
+    """What a page of filters offers: each attribute with its most frequent values and the span of its numbers.
+
+    They are counted when the gallery is compacted, so the newest writes may be missing.
+    """
+    found = await in_thread(serving, serving.gallery.facets, count)
+    return FacetsAnswer(
+        facets=[
+            FacetAnswer(
+                name=facet.name,
+                values=[FacetValue(value=value, count=number) for value, number in facet.values],
+                minimum=facet.minimum,
+                maximum=facet.maximum,
+                distinct=facet.distinct,
+            )
+            for facet in found
+        ]
+    )
+
+
+def _existing(item_id: str, seen: StoredItem | None) -> Item:
+    if seen is None:
+        raise missing(item_id)
+    return seen.item
+
+
+def _answer(request: Request, stored: StoredItem, *, created: bool = False) -> Response:
+    answer = ItemAnswer.of(stored, _media(request))
+    return Response(
+        answer.model_dump_json(),
+        201 if created else 200,
+        headers={"ETag": tag_of(stored.version)},
+        media_type="application/json",
+    )
+
+
+def _media(request: Request) -> str:
+    return f"{request.scope.get('root_path', '')}/media"

@@ -1,0 +1,217 @@
+"""Re-indexing over the API: jobs that are started, watched and cancelled."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path as File
+from time import monotonic
+from typing import Annotated, Any, TypeVar
+
+import anyio
+from fastapi import APIRouter, Body, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from index.bundle import Bundle
+from index.errors import LookalikeError
+from index.jobs import JobMissing, JobRecord, opened_jobs
+from service.access import MayAdmin
+from service.backend import Backend, Serving
+from service.problems import (
+    ACCESS,
+    BUNDLE,
+    INVALID,
+    JOB_ENDED,
+    JOB_MISSING,
+    JOB_RUNNING,
+    NOT_READY,
+    ProblemError,
+    documented,
+)
+from service.running import JobRunning, start_job
+from service.schemas import JobBody, JobsAnswer, JobStatus
+from service.storing import in_thread
+
+router = APIRouter(tags=["jobs"], dependencies=[MayAdmin])
+
+Named = TypeVar("Named")
+JobId = Annotated[int, Path(ge=1, lt=2**63)]
+
+_LOOK_EVERY = 0.5
+_HEARTBEAT = 15.0
+"""Seconds of silence after which a comment is sent: proxies close what says nothing."""
+_RUNNING = {
+    "id": 7,
+    "source": "/data/catalogue.csv",
+    "bundle_id": "0123456789abcdef",
+    "state": "running",
+    "stage": "embedding",
+    "started": 1767225600.0,
+    "updated": 1767225660.0,
+    "total": 90000,
+    "done": 30000,
+    "embedded": 1200,
+    "unchanged": 28800,
+    "rejected": 0,
+    "deleted": 0,
+    "generation": None,
+    "message": "",
+    "rate": 500.0,
+    "seconds_left": 120.0,
+}
+
+
+def _shown(example: object, description: str) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"example": example}}}
+
+
+@router.post(
+    "/v1/jobs",
+    summary="Re-index a source",
+    status_code=202,
+    responses={
+        202: {
+            **_shown(_RUNNING, "The job has begun"),
+            "headers": {"Location": {"description": "where to watch it", "schema": {"type": "string"}}},
+        },
+        **documented(INVALID, JOB_RUNNING, BUNDLE, NOT_READY, *ACCESS),
+    },
+)
+async def begin(
+    body: Annotated[JobBody, Body(openapi_examples={"nightly": {"value": {"source": "shop", "delete_missing": True}}})],
+    request: Request,
+    response: Response,
+    serving: Serving,
+) -> JobStatus:
+    """Embeds what is new in a source and, with another bundle, all of it; searches go on meanwhile.
+
+    Sources and bundles are named by the operator's settings. The job is a process of its own: it goes on when the
+    service ends, and one that was killed goes on where it was when the same source is posted again.
+    """
+    settings, here = serving.settings, request.url.path
+    address = _named(settings.sources, body.source, "source")
+    queries = _named(settings.sources, body.queries, "queries") if body.queries is not None else None
+    bundle = await _bundle(serving, body.bundle)
+    options = body.options(queries)
+    try:
+        job_id = await in_thread(serving, start_job, File(settings.gallery), address, bundle, options)
+    except JobRunning as error:
+        raise ProblemError(
+            JOB_RUNNING, error.problem, error.remedy, headers={"Location": f"{here}/{error.job_id}"}
+        ) from None
+    response.headers["Location"] = f"{here}/{job_id}"
+    return JobStatus.of(await in_thread(serving, _record, serving, job_id))
+
+
+def _named(known: dict[str, Named], name: str, field: str) -> Named:
+    """What the operator calls so: a request never brings a path of its own."""
+    if name not in known:
+        raise ProblemError(
+            INVALID,
+            f"{field}: the settings have none of the name {name[:80]!r}.",
+            f"Known are: {', '.join(sorted(known))}." if known else "Have the operator name some in the settings.",
+        )
+    return known[name]
+
+
+async def _bundle(backend: Backend, name: str | None) -> Bundle:
+    """The bundle of a name, or the gallery's own copy of the live one."""
+    if name is not None:
+        return await in_thread(backend, Bundle.load, _named(backend.settings.bundles, name, "bundle"))
+    live = await in_thread(backend, backend.gallery.live_bundle)
+    if live is None:
+        return backend.models.current().bundle
+    return await in_thread(backend, backend.gallery.kept_bundle, live)
+
+
+@router.get(
+    "/v1/jobs",
+    summary="List jobs",
+    responses={200: _shown({"jobs": [_RUNNING]}, "Jobs, the newest first"), **documented(INVALID, *ACCESS)},
+)
+async def list_jobs(serving: Serving, count: Annotated[int, Query(ge=1, le=1000)] = 20) -> JobsAnswer:
+    """The newest ones, whoever started them."""
+
+    def newest() -> list[JobRecord]:
+        with opened_jobs(File(serving.settings.gallery)) as history:
+            return history.newest(count)
+
+    return JobsAnswer(jobs=[JobStatus.of(record) for record in await in_thread(serving, newest)])
+
+
+@router.get(
+    "/v1/jobs/{job_id}",
+    summary="A job as it is now",
+    responses={200: _shown(_RUNNING, "The job"), **documented(JOB_MISSING, INVALID, *ACCESS)},
+)
+async def read(job_id: JobId, serving: Serving) -> JobStatus:
+    return JobStatus.of(await in_thread(serving, _record, serving, job_id))
+
+
+def _record(backend: Backend, job_id: int) -> JobRecord:
+    with opened_jobs(File(backend.settings.gallery)) as history:
+        return history.get(job_id)
+
+
+@router.delete(
+    "/v1/jobs/{job_id}",
+    summary="Cancel a job",
+    status_code=202,
+    responses={
+        202: _shown(_RUNNING, "The job will end"),
+        **documented(JOB_MISSING, JOB_ENDED, INVALID, *ACCESS),
+    },
+)
+async def cancel(job_id: JobId, serving: Serving) -> JobStatus:
+    """It ends after the images that it is at; what it embedded is kept, and nothing goes live."""
+
+    def ask() -> JobRecord:
+        with opened_jobs(File(serving.settings.gallery)) as history:
+            return history.cancel(job_id)
+
+    try:
+        return JobStatus.of(await in_thread(serving, ask))
+    except JobMissing:
+        raise
+    except LookalikeError as error:
+        raise ProblemError(JOB_ENDED, error.problem, error.remedy) from None
+
+
+@router.get(
+    "/v1/jobs/{job_id}/events",
+    summary="Watch a job",
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "description": "Events `progress` and at last `ended`, each with the job as its data",
+            "content": {
+                "text/event-stream": {
+                    "schema": {"type": "string"},
+                    "example": f"event: progress\ndata: {json.dumps(_RUNNING)}\n\n",
+                }
+            },
+        },
+        **documented(JOB_MISSING, INVALID, *ACCESS),
+    },
+)
+async def events(job_id: JobId, serving: Serving) -> StreamingResponse:
+    """Server-sent events: the job whenever it has got further, until it ends or the client leaves."""
+    await in_thread(serving, _record, serving, job_id)
+    # nginx would collect the events until they fill a buffer.
+    return StreamingResponse(
+        _told(serving, job_id), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+    )
+
+
+async def _told(backend: Backend, job_id: int) -> AsyncIterator[str]:
+    told, since = None, monotonic()
+    while True:
+        record = await in_thread(backend, _record, backend, job_id)
+        ended = record.state != "running"
+        if ended or record != told:
+            yield f"event: {'ended' if ended else 'progress'}\ndata: {JobStatus.of(record).model_dump_json()}\n\n"
+            told, since = record, monotonic()
+        elif monotonic() - since >= _HEARTBEAT:
+            yield ": nothing new\n\n"
+            since = monotonic()
+        if ended:
+            return
+        await anyio.sleep(_LOOK_EVERY)

@@ -1,0 +1,84 @@
+"""Spans of requests and their stages, sent to the collector that the standard OTEL_ variables name.
+
+Without such a variable nothing of OpenTelemetry is imported and every call here does nothing.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import time_ns
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import Scope
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+log = logging.getLogger(__name__)
+
+_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+class Tracing:
+    """Makes spans with a provider; without one it makes none."""
+
+    def __init__(self, provider: "TracerProvider | None" = None) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("lookalike") if provider else None
+
+    @classmethod
+    def from_environment(cls) -> "Tracing":
+        """On when an endpoint is configured and the extra `otel` is installed."""
+        if not any(os.environ.get(name) for name in _ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED") == "true":
+            return cls()
+        try:
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+            from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+            from opentelemetry.sdk.trace import TracerProvider
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        except ImportError:
+            log.warning('an OpenTelemetry endpoint is set, but no spans are sent: pip install "lookalike[otel]"')
+            return cls()
+        name = os.environ.get("OTEL_SERVICE_NAME", "lookalike")
+        provider = TracerProvider(resource=Resource.create({SERVICE_NAME: name}))
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        return cls(provider)
+
+    @contextmanager
+    def request(self, scope: Scope) -> Iterator[Any]:
+        """A span around a request, which continues the trace of its client."""
+        if self._tracer is None:
+            yield None
+            return
+        from opentelemetry.propagate import extract
+        from opentelemetry.trace import SpanKind
+
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        with self._tracer.start_as_current_span(
+            scope["method"], context=extract(headers), kind=SpanKind.SERVER
+        ) as span:
+            yield span
+
+    def answered(self, span: Any, method: str, route: str, status: int) -> None:
+        """Tells a span what became of its request."""
+        if span is None:
+            return
+        span.update_name(f"{method} {route}")
+        span.set_attributes({"http.request.method": method, "http.route": route, "http.response.status_code": status})
+        if status >= 500:
+            from opentelemetry.trace import StatusCode
+
+            span.set_status(StatusCode.ERROR)
+
+    def stage(self, name: str, seconds: float, ago: float) -> None:
+        """A part of the running request, told after it ended."""
+        if self._tracer is None:
+            return
+        end = time_ns() - int(ago * 1e9)
+        self._tracer.start_span(name, start_time=end - int(seconds * 1e9)).end(end)
+
+    def close(self) -> None:
+        """Sends what is left."""
+        if self._provider:
+            self._provider.shutdown()

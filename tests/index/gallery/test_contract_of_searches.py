@@ -1,0 +1,373 @@
+"""What every engine of the `Gallery` interface must answer to searches; only the interface is used here."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from index.errors import LookalikeError
+from index.filters import Filter
+from index.gallery import Gallery, ItemMissing
+from index.items import Hit, Item
+
+from .conftest import OpenEngine
+from .plain import BUNDLE, MUG, TRIO, Shop, Vector, ids, photo, shop, unit
+
+
+def pages(search: Callable[[str | None], tuple[list[Hit], str | None]]) -> list[Hit]:
+    """The hits of all pages."""
+    hits, cursor = search(None)
+    while cursor:
+        more, cursor = search(cursor)
+        assert more, "a cursor must not lead to an empty page"
+        hits += more
+    return hits
+
+
+# Searching
+
+
+def test_a_new_gallery_is_empty_and_answers_nothing(gallery: Gallery) -> None:
+    assert ids(gallery, 1, 0, 0) == []
+    assert gallery.compact() is None
+    assert gallery.stats().items == 0
+    assert gallery.scan().items == []
+    with pytest.raises(ItemMissing):
+        gallery.search_item("mug")
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_gallery_that_was_emptied_answers_nothing(trio: Gallery, open_engine: OpenEngine, compacted: bool) -> None:
+    trio.delete(["mug", "shoe", "bag"])
+    if compacted:
+        assert trio.compact() is None
+    for handle in (trio, open_engine()):
+        assert ids(handle, 1, 0, 0) == []
+        assert handle.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, filter=Filter.parse({"price": 5.5})).hits == [[]]
+    trio.upsert(TRIO[:1], BUNDLE)
+    assert ids(trio, 1, 0, 0) == ["mug"]
+
+
+def test_an_answer_names_the_whole_item_and_its_best_image(trio: Gallery) -> None:
+    found = trio.search(unit(0, 1, 0.2)[None], bundle_id=BUNDLE)
+    assert [(hit.item.id, hit.image.id) for hit in found.hits[0]] == [
+        ("shoe", "right"),
+        ("bag", "open"),
+        ("mug", "front"),
+    ]
+    assert found.hits[0][2].item == MUG
+    assert found.hits[0][0].score == pytest.approx(1, abs=1e-3)
+    assert found.hits[0][2].score == pytest.approx(0, abs=1e-3)
+    assert trio.thumbnail(found.hits[0][2].image.digest) == b"jpeg of 1"
+
+
+@pytest.mark.parametrize("top", [1, 10, 100, 1000])
+def test_the_best_items_come_first_each_once_with_its_best_image(stocked: Shop, top: int) -> None:
+    stocked.check(top=top)
+
+
+@pytest.mark.parametrize("top", [0, -1, 1001])
+def test_a_list_of_a_strange_length_is_refused(trio: Gallery, top: int) -> None:
+    with pytest.raises(LookalikeError, match=f"{top} items were asked for"):
+        trio.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, top=top)
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_many_images_of_one_item_do_not_fill_the_list(gallery: Gallery, compacted: bool) -> None:
+    crowd = [photo(str(number), unit(1, 0, number / 1000)) for number in range(300)]
+    gallery.upsert([(Item(id="crowd"), crowd), (Item(id="alone"), [photo("one", unit(0, 1, 0))])], BUNDLE)
+    if compacted:
+        gallery.compact()
+    assert ids(gallery, 1, 0, 0, top=2) == ["crowd", "alone"]
+    found = gallery.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, top=2, min_score=-0.5)
+    assert [hit.item.id for hit in found.hits[0]] == ["crowd", "alone"]
+
+
+def test_items_behind_a_crowd_are_not_passed_over_for_worse_ones_that_are_new(gallery: Gallery) -> None:
+    crowd = [photo(str(number), unit(1, 0, number / 1000)) for number in range(300)]
+    gallery.upsert([(Item(id="crowd"), crowd), (Item(id="good"), [photo("one", unit(1, 1, 0))])], BUNDLE)
+    gallery.compact()
+    worse = [(Item(id=f"worse-{number}"), [photo("one", unit(number / 10, 1, 0))]) for number in range(4)]
+    gallery.upsert(worse, BUNDLE)
+    assert ids(gallery, 1, 0, 0, top=2) == ["crowd", "good"]
+    found = gallery.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, top=10, min_score=0.5)
+    assert [hit.item.id for hit in found.hits[0]] == ["crowd", "good"]
+
+
+def test_several_queries_are_answered_in_their_order(stocked: Shop) -> None:
+    queries = np.stack([images[0].vector for _, images in shop(40, seed=5)])
+    found = stocked.gallery.search(queries, bundle_id=BUNDLE, top=20)
+    assert len(found.hits) == 40
+    assert found.cursor is None
+    for query, hits in zip(queries, found.hits, strict=True):
+        stocked.plain.check(hits, query[None], top=20)
+
+
+def test_no_query_has_no_answer(trio: Gallery) -> None:
+    assert trio.search(np.empty((0, 3), np.float32), bundle_id=BUNDLE).hits == []
+
+
+@pytest.mark.parametrize("min_score", [-1.0, 0.0, 0.5, 0.95, 1.1])
+def test_hits_below_a_score_are_left_out(stocked: Shop, min_score: float) -> None:
+    stocked.check(top=300, min_score=min_score)
+
+
+def test_a_hit_of_just_the_least_score_is_answered(stocked: Shop) -> None:
+    score = stocked.check(top=30)[-1].score
+    assert len(stocked.check(top=300, min_score=score)) >= 30
+
+
+def test_excluded_items_are_left_out_and_replaced_by_the_next(stocked: Shop) -> None:
+    best = [hit.item.id for hit in stocked.check(top=15)]
+    hits = stocked.check(top=10, exclude=[*best[:5], "never there"])
+    assert [hit.item.id for hit in hits] == best[5:]
+
+
+@pytest.mark.parametrize(
+    "queries",
+    [unit(1, 0)[None], unit(1, 0, 0), np.array([[1, np.nan, 0]], np.float32), np.array([[1, np.inf, 0]], np.float32)],
+    ids=["too short", "no matrix", "nan", "infinite"],
+)
+def test_a_query_that_cannot_be_compared_is_refused(trio: Gallery, queries: Vector) -> None:
+    with pytest.raises(LookalikeError, match="Embed the query with the gallery's bundle"):
+        trio.search(queries, bundle_id=BUNDLE)
+
+
+@pytest.mark.parametrize("min_score", [float("nan"), float("inf")])
+def test_a_least_score_that_is_no_number_is_refused(trio: Gallery, min_score: float) -> None:
+    with pytest.raises(LookalikeError, match="score"):
+        trio.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, min_score=min_score)
+
+
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_answers_and_scores_are_the_same_before_and_after_a_compaction(stocked: Shop, rebuild: bool) -> None:
+    def answer() -> list[tuple[str, str, float]]:
+        return [(hit.item.id, hit.image.id, hit.score) for hit in stocked.check(top=1000)]
+
+    before = answer()
+    stocked.gallery.compact(rebuild=rebuild)
+    assert answer() == before
+
+
+# Searching by an item
+
+
+def test_things_like_a_stored_item_leave_it_out(stocked: Shop) -> None:
+    for item_id in list(stocked.plain.items)[::20]:
+        found = stocked.gallery.search_item(item_id, top=25)
+        stocked.plain.check(found.hits[0], stocked.plain.queries_of(item_id), top=25, exclude=[item_id])
+
+
+def test_whichever_image_of_the_item_is_nearest_counts(gallery: Gallery) -> None:
+    both = [photo("one", unit(1, 0, 0)), photo("two", unit(0, 1, 0))]
+    near = [(Item(id="near two"), [photo("a", unit(0, 1, 0.1))]), (Item(id="near one"), [photo("a", unit(1, 0, 0.2))])]
+    gallery.upsert([(Item(id="both"), both), *near], BUNDLE)
+    hits = gallery.search_item("both").hits[0]
+    assert [hit.item.id for hit in hits] == ["near two", "near one"]
+    assert hits[0].score == pytest.approx(float(unit(0, 1, 0) @ unit(0, 1, 0.1)), abs=1e-3)
+
+
+def test_a_search_by_item_takes_filters_bounds_and_exclusions(stocked: Shop) -> None:
+    wanted = Filter.parse({"colour": "green"})
+    item_id = next(iter(stocked.plain.items))
+    queries = stocked.plain.queries_of(item_id)
+    first = stocked.gallery.search_item(item_id, top=5, filter=wanted).hits[0]
+    exclude = [hit.item.id for hit in first[:2]]
+    found = stocked.gallery.search_item(item_id, top=40, filter=wanted, min_score=0.3, exclude=exclude)
+    stocked.plain.check(found.hits[0], queries, top=40, filter=wanted, min_score=0.3, exclude=[item_id, *exclude])
+
+
+def test_an_item_with_a_strange_id_is_left_out_of_what_is_like_it(gallery: Gallery) -> None:
+    names = ["a\0b", 'quote"', "snow \N{SNOWMAN}", "a'; --", " "]
+    gallery.upsert([(Item(id=name), [photo("one", unit(1, place, 0))]) for place, name in enumerate(names)], BUNDLE)
+    for name in names:
+        assert {hit.item.id for hit in gallery.search_item(name).hits[0]} == {*names} - {name}
+
+
+@pytest.mark.parametrize("item_id", ["spoon", "bare"])
+def test_an_item_that_has_nothing_to_compare_is_told(trio: Gallery, item_id: str) -> None:
+    trio.upsert([(Item(id="bare"), [])], BUNDLE)
+    with pytest.raises(ItemMissing, match=item_id):
+        trio.search_item(item_id)
+
+
+# Pages
+
+
+@pytest.mark.parametrize("size", [3, 40, 160])
+@pytest.mark.parametrize("document", [None, {"colour": ["red", "blue"], "not": {"sale": True}}])
+def test_pages_together_are_the_long_list(stocked: Shop, size: int, document: object) -> None:
+    wanted = Filter.parse(document) if document else None
+
+    def page(cursor: str | None) -> tuple[list[Hit], str | None]:
+        found = stocked.gallery.search(
+            stocked.query[None], bundle_id=BUNDLE, top=size, filter=wanted, min_score=0.1, cursor=cursor
+        )
+        return found.hits[0], found.cursor
+
+    whole = [(hit.item.id, hit.score) for hit in stocked.check(top=1000, filter=wanted, min_score=0.1)]
+    assert [(hit.item.id, hit.score) for hit in pages(page)] == whole
+
+
+def test_pages_of_a_search_by_item_are_the_long_list(stocked: Shop) -> None:
+    def page(cursor: str | None) -> tuple[list[Hit], str | None]:
+        found = stocked.gallery.search_item("item-00000", top=9, cursor=cursor)
+        return found.hits[0], found.cursor
+
+    whole = stocked.gallery.search_item("item-00000", top=1000)
+    assert whole.cursor is None
+    assert [hit.item.id for hit in pages(page)] == [hit.item.id for hit in whole.hits[0]]
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_pages_of_equal_scores_miss_nothing_and_repeat_nothing(gallery: Gallery, compacted: bool) -> None:
+    same = [(Item(id=f"same-{number:02d}"), [photo("one", unit(1, 0, 0))]) for number in range(60)]
+    gallery.upsert(same[:40], BUNDLE)
+    if compacted:
+        gallery.compact()
+    gallery.upsert(same[40:], BUNDLE)
+    # The same image with another vector, and then with its first one again: its place in a generation is another.
+    gallery.upsert([(item, [photo("one", unit(0, 1, 0), 7)]) for item, _ in same[:5]], BUNDLE)
+    gallery.upsert([(item, [photo("one", unit(1, 0, 0), 7)]) for item, _ in same[:5]], BUNDLE)
+    if compacted:
+        gallery.compact()
+
+    def page(cursor: str | None) -> tuple[list[Hit], str | None]:
+        found = gallery.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, top=7, cursor=cursor)
+        return found.hits[0], found.cursor
+
+    found = [hit.item.id for hit in pages(page)]
+    assert len(found) == len(set(found)) == 60
+
+
+def test_writes_and_compactions_between_pages_repeat_nothing(stocked: Shop) -> None:
+    gallery = stocked.gallery
+    before = [hit.item.id for hit in stocked.check(top=160)]
+    seen: list[str] = []
+    gone: set[str] = set()
+    new = iter(shop(60, seed=9))
+    cursor: str | None = None
+    while True:
+        found = gallery.search(stocked.query[None], bundle_id=BUNDLE, top=20, cursor=cursor)
+        seen += [hit.item.id for hit in found.hits[0]]
+        cursor = found.cursor
+        if cursor is None:
+            break
+        # New items near and far, others go, and every other time all of it is compacted.
+        for _ in range(4):
+            item, images = next(new)
+            gallery.upsert([(item.model_copy(update={"id": f"new-{item.id}"}), images)], BUNDLE)
+        leaving = [item_id for item_id in before if item_id not in gone][-len(seen) // 10 :]
+        gone.update(leaving)
+        gallery.delete(leaving)
+        if len(seen) // 20 % 2:
+            gallery.compact(rebuild=len(seen) % 40 == 20)
+    assert len(seen) == len(set(seen))
+    assert {*before} - gone <= {*seen}, "what stayed is on one of the pages"
+
+
+def test_a_cursor_survives_that_an_excluded_item_goes(stocked: Shop) -> None:
+    exclude = [hit.item.id for hit in stocked.check(top=3)]
+    first = stocked.gallery.search(stocked.query[None], bundle_id=BUNDLE, exclude=exclude)
+    stocked.gallery.delete(exclude[:1])
+    second = stocked.gallery.search(stocked.query[None], bundle_id=BUNDLE, exclude=exclude, cursor=first.cursor)
+    assert not {hit.item.id for hit in first.hits[0]} & {hit.item.id for hit in second.hits[0]}
+    assert len(second.hits[0]) == 10
+
+
+def test_a_cursor_of_another_search_is_refused(stocked: Shop) -> None:
+    gallery, query = stocked.gallery, stocked.query[None]
+    cursor = gallery.search(query, bundle_id=BUNDLE).cursor
+    assert cursor
+    with pytest.raises(LookalikeError, match="another search"):
+        gallery.search(-query, bundle_id=BUNDLE, cursor=cursor)
+    with pytest.raises(LookalikeError, match="another search"):
+        gallery.search(query, bundle_id=BUNDLE, filter=Filter.parse({"sale": True}), cursor=cursor)
+    with pytest.raises(LookalikeError, match="another search"):
+        gallery.search(query, bundle_id=BUNDLE, min_score=0.5, cursor=cursor)
+    with pytest.raises(LookalikeError, match="another search"):
+        gallery.search(query, bundle_id=BUNDLE, exclude=["item-00003"], cursor=cursor)
+    with pytest.raises(LookalikeError, match="one at a time"):
+        gallery.search(np.concatenate((query, query)), bundle_id=BUNDLE, cursor=cursor)
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "next",
+        "WzEsMl0",
+        "\N{SNOWMAN}",
+        "W10",
+        "bnVsbA",
+        "W0luZmluaXR5LDEsMSwiIl0",
+        "Wy0xMDAwLDEsMSwiIl0",
+        "W1tb" * 5000,
+    ],
+    ids=["word", "two numbers", "no ascii", "empty list", "null", "infinite", "negative", "deep"],
+)
+def test_a_cursor_that_was_made_up_is_refused(stocked: Shop, cursor: str) -> None:
+    with pytest.raises(LookalikeError, match="cursor"):
+        stocked.gallery.search(stocked.query[None], bundle_id=BUNDLE, cursor=cursor)
+
+
+# Filters
+
+DOCUMENTS: list[dict[str, object]] = [
+    {},
+    {"colour": "red"},
+    {"colour": ["red", "blue"], "sale": True},
+    {"price": {"gte": 10, "lt": 20.5}},
+    {"price": {"gt": 49}, "stock": [1, 2, 3]},
+    {"brand": {"exists": True}},
+    {"brand": {"exists": False}, "stock": 6},
+    {"colour": {"gte": "green"}},
+    {"not": {"colour": "red"}},
+    {"not": {"brand": "Acme", "sale": True}, "price": {"lte": 30}},
+    {"not": {"not": {"stock": {"gt": 5}}}},
+    {"colour": "mauve"},
+    {"size": 4},
+    {"sale": 1},
+]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=str)
+def test_a_filter_answers_what_plain_python_would(stocked: Shop, document: dict[str, object]) -> None:
+    for top in (10, 300):
+        stocked.check(top=top, filter=Filter.parse(document))
+
+
+def test_a_filter_never_starves_the_list(stocked: Shop) -> None:
+    far = sorted(stocked.plain.search(stocked.query[None]), key=lambda expected: expected.score)[:12]
+    items = [stocked.plain.items[expected.id] for expected in far]
+    rare = [(item.model_copy(update={"attributes": {"rare": True}}), ()) for item in items]
+    stocked.gallery.upsert(rare, BUNDLE)
+    stocked.plain.upsert(rare)
+    for _ in range(2):
+        assert len(stocked.check(top=10, filter=Filter.parse({"rare": True}))) == 10
+        stocked.gallery.compact()
+
+
+def test_changed_attributes_are_filtered_by_their_new_values(stocked: Shop) -> None:
+    changed = [
+        (item.model_copy(update={"attributes": {"colour": "mauve", "price": -1}}), ())
+        for item in list(stocked.plain.items.values())[::3]
+    ]
+    stocked.check(top=300, filter=Filter.parse({"colour": "red"}))
+    stocked.gallery.upsert(changed, BUNDLE)
+    stocked.plain.upsert(changed)
+    for _ in range(2):
+        for document in ({"colour": "red"}, {"colour": "mauve"}, {"price": {"lt": 0}}, {"brand": {"exists": False}}):
+            stocked.check(top=300, filter=Filter.parse(document))
+        stocked.gallery.compact()
+
+
+def test_filters_follow_items_that_come_and_go(stocked: Shop) -> None:
+    wanted = Filter.parse({"sale": True})
+    for part in (shop(220)[160:190], shop(220)[190:]):
+        stocked.check(top=300, filter=wanted)
+        stocked.gallery.upsert(part, BUNDLE)
+        stocked.plain.upsert(part)
+        gone = [item_id for item_id, item in stocked.plain.items.items() if wanted.matches(item.attributes)][:9]
+        stocked.gallery.delete(gone)
+        stocked.plain.delete(gone)
+        stocked.check(top=300, filter=wanted)
