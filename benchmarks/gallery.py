@@ -9,6 +9,7 @@ import argparse
 import json
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -84,6 +85,7 @@ def main() -> None:
         write(*arguments.write)
     else:
         random.seed(0)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers and copies go too
         with tempfile.TemporaryDirectory(prefix="lookalike-bench-") as temporary:
             rows = compare(arguments, arguments.dir or Path(temporary))
         print_table(rows)
@@ -93,7 +95,7 @@ def main() -> None:
 
 def compare(arguments: argparse.Namespace, folder: Path) -> list[Row]:
     size, counts = QUICK if arguments.quick else FULL
-    effort = Effort(300, 40, 3, 1.0) if arguments.quick else Effort(1000, 200, 5, 5.0)
+    effort = Effort(300, 40, 3, 1.0) if arguments.quick else Effort(1000, 100, 5, 5.0)
     rows = []
     for count in arguments.count or counts:
         file = arguments.embeddings

@@ -86,7 +86,11 @@ class JobLog:
             self._db.close()
 
     def begin(self, source: str, bundle_id: str) -> "Job":
-        """Starts the record of a job that this process runs."""
+        """Starts the record of a job that this process runs, and settles those of processes that were killed."""
+        for dead in self.newest():
+            if dead.state == "interrupted":
+                self.save(dead)
+                self.lock_file(dead.id).unlink(missing_ok=True)
         now = time.time()
         record = JobRecord(source=source, bundle_id=bundle_id, started=now, updated=now)
         query = "INSERT INTO jobs (host, process, record) VALUES (?, ?, ?) RETURNING id"

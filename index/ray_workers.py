@@ -35,6 +35,7 @@ _LOOK_SECONDS = 2.0
 _REACH_SECONDS = 10.0
 _START_SECONDS = 600.0
 """That a cluster may take to offer a core, since it may have to start a machine for it."""
+_ADDRESSES = "Name one as host:port or ray://host:port, `auto` for one that this machine belongs to, or `local`."
 
 
 class ClusterError(LookalikeError):
@@ -227,27 +228,30 @@ class _Worker:
 def _joined(address: str) -> Any:
     """Ray, connected and quiet: nothing of it runs through the progress bar, and it reports to nobody."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray prints what befalls its processes to standard output, where `log_to_driver` does not reach.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     try:
         import ray
     except ImportError as error:
         raise ClusterError(f"Ray cannot be imported ({error}).", 'Run: pip install "lookalike[ray]"') from None
-    is_local = address == "local"
-    if not is_local and address != "auto":
+    if address not in ("auto", "local"):
         _check_reachable(address)
-    options: dict[str, Any] = {"num_cpus": usable_cores(), "include_dashboard": False} if is_local else {}
+    # Of this machine alone: whoever reaches a cluster may run code in it.
+    own = {"num_cpus": usable_cores(), "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    options: dict[str, Any] = own if address == "local" else {}
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # a missing cluster and another release of Ray are of several undocumented types
-        raise ClusterError(f"The Ray cluster {address!r} cannot be joined: {_last_line(error)}.", _ADDRESSES) from error
+        raise ClusterError(
+            f"The Ray cluster {address!r} cannot be joined: {_last_line(error)}.",
+            f"{_ADDRESSES} One that asks for a token wants RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH to be set.",
+        ) from error
     finally:
         # Ray would end the process at once; the job ends after its batch.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
     return ray
-
-
-_ADDRESSES = "Name one as host:port or ray://host:port, `auto` for one that this machine belongs to, or `local`."
 
 
 def _check_reachable(address: str) -> None:

@@ -60,6 +60,7 @@ def create_app(settings: Settings) -> FastAPI:
         summary="Find products by a photo.",
         version=_version(),
         lifespan=lifespan,
+        telemetry=telemetry.tracing.for_fastapi(),
         docs_url=None,
         redoc_url=None,
     )
@@ -70,7 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["*"],
-            allow_headers=["Authorization", "Content-Type", "If-Match", "X-API-Key"],
+            allow_headers=["Authorization", "Content-Type", "If-Match", "If-None-Match", "X-API-Key"],
             expose_headers=["ETag", "Location", "Retry-After", "X-Request-Id"],
         )
     app.add_middleware(RequestContext, telemetry=telemetry)

@@ -2,12 +2,12 @@
 
 import base64
 import binascii
-import json
 from typing import Annotated, Any, Literal
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 
 from index.filters import Filter
@@ -107,7 +107,7 @@ async def _from_form(request: Request, address: dict[str, Any]) -> Asked:
 
 def _from_json(body: bytes, address: dict[str, Any]) -> Asked:
     try:
-        document = json.loads(body)
+        document = from_json(body)  # which, unlike Python's own, refuses halves of characters
     except ValueError as error:
         raise ProblemError(INVALID, f"The body is not JSON: {error}.", "Mend it and send the request again.") from None
     if not isinstance(document, dict):
@@ -141,7 +141,7 @@ def _decoded(texts: dict[str, list[str]]) -> dict[str, Any]:
             values[name] = given
         elif name == "filter":
             try:
-                values[name] = json.loads(given[-1])
+                values[name] = from_json(given[-1])
             except ValueError:
                 raise ProblemError(
                     INVALID, f"filter: {given[-1][:80]!r} is not JSON.", 'Write one such as {"colour": "red"}.'

@@ -7,6 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.datastructures import FormData, UploadFile
 
+from index.columns import Facet
 from index.items import MAX_ATTRIBUTES, Attribute, AttributeName, Item, StoredItem
 from service.asking import from_base64
 from service.problems import INVALID, UNSUPPORTED_BODY, ProblemError
@@ -106,27 +107,12 @@ class ItemsAnswer(BaseModel):
     cursor: str | None = Field(description="asks for the next items when it is sent with the same filter")
 
 
-class FacetValue(BaseModel):
-    """A value of an attribute."""
-
-    value: Attribute
-    count: int = Field(description="items that have it")
-
-
-class FacetAnswer(BaseModel):
-    """What an attribute holds."""
-
-    name: str
-    values: list[FacetValue] = Field(description="the most frequent ones, these first")
-    minimum: int | float | None = Field(description="of its numbers")
-    maximum: int | float | None
-    distinct: int = Field(description="how many values there are in all")
-
-
 class FacetsAnswer(BaseModel):
     """The attributes that items have, as of the last compaction of the gallery."""
 
-    facets: list[FacetAnswer]
+    facets: list[Facet] = Field(
+        description="each with pairs of a value and the items that have it, the most frequent first"
+    )
 
 
 class GivenItem(NamedTuple):
@@ -147,12 +133,11 @@ async def read_item(request: Request, most_photos: int) -> GivenItem:
         photos = [(image.id, image.photo()) for image in body.images or ()]
         given = body.images is not None
     elif media_type == "multipart/form-data":
-        async with request.form(max_files=most_photos + 1, max_fields=1) as form:
+        async with request.form(max_files=most_photos + 1, max_fields=most_photos + 1) as form:
             body, photos = await _from_form(form)
         given = body.images is not None or bool(photos)
     else:
-        told = f"The request's type is {media_type}." if media_type else "The request has no Content-Type."
-        raise ProblemError(UNSUPPORTED_BODY, told, "Send JSON, or a form with the field `item` and files `image`.")
+        raise _unsupported(media_type, "Send JSON, or a form with the field `item` and files `image`.")
     if len(photos) > most_photos:
         raise ProblemError(INVALID, f"images: {len(photos)} were sent; the limit is {most_photos}.", "Send fewer.")
     named = dict(photos)
@@ -177,6 +162,14 @@ async def _from_form(form: FormData) -> tuple[ItemBody, list[tuple[str, Photo]]]
     return body, photos
 
 
+async def read_patch(request: Request) -> ItemPatch:
+    """The changes of a request, which are JSON by either of two names."""
+    media_type = _media_type(request)
+    if media_type not in ("application/merge-patch+json", "application/json"):
+        raise _unsupported(media_type, "Send a JSON merge patch as application/merge-patch+json.")
+    return _parsed(ItemPatch, await request.body())
+
+
 async def read_photo(request: Request) -> Photo:
     """The photo of a request, which is the body itself, or within JSON."""
     media_type = _media_type(request)
@@ -184,16 +177,21 @@ async def read_photo(request: Request) -> Photo:
         return Photo(await request.body())
     if media_type == "application/json":
         return _parsed(PhotoBody, await request.body()).photo()
-    told = f"The request's type is {media_type}." if media_type else "The request has no Content-Type."
-    raise ProblemError(UNSUPPORTED_BODY, told, "Send the photo itself with its own type (image/...), or JSON.")
+    raise _unsupported(media_type, "Send the photo itself with its own type (image/...), or JSON.")
 
 
 def _media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+def _unsupported(media_type: str, remedy: str) -> ProblemError:
+    told = f"The request's type is {media_type}." if media_type else "The request has no Content-Type."
+    return ProblemError(UNSUPPORTED_BODY, told, remedy)
+
+
 def _parsed(shape: type[Shape], text: str | bytes) -> Shape:
     try:
+        # Unlike Python's own parser it refuses halves of characters, which could not be stored.
         return shape.model_validate_json(text)
     except ValidationError as error:
         raise _invalid(error) from None

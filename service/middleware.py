@@ -53,15 +53,13 @@ class RequestContext:
         request_in_work.set(request_id)
         begun, root = perf_counter(), scope.get("root_path", "")
         status = 500  # unless it is told otherwise: the answer broke off midway
-        with self._telemetry.tracing.request(scope) as span:
-            try:
-                status = await self._answered(scope, receive, send, request_id)
-            finally:
-                method, route, seconds = scope["method"], _template(scope, root), perf_counter() - begun
-                self._telemetry.tracing.answered(span, method, route, status)
-                self._telemetry.request(method, route, status, seconds)
-                client = scope["client"][0] if scope.get("client") else "unknown"
-                log_request(method, route, status, seconds, scope["state"].get("key_id"), client)
+        try:
+            status = await self._answered(scope, receive, send, request_id)
+        finally:
+            method, route, seconds = scope["method"], _template(scope, root), perf_counter() - begun
+            self._telemetry.request(method, route, status, seconds)
+            client = scope["client"][0] if scope.get("client") else "unknown"
+            log_request(method, route, status, seconds, scope["state"].get("key_id"), client)
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> int:
         """Has the request answered, and tells with which status."""

@@ -340,7 +340,8 @@ def _from_http(request: Request, error: Exception) -> JSONResponse:
 def _from_validation(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     faults = [f"{it['loc'][-1]}: {it['msg']} (got {str(it['input'])[:80]})." for it in error.errors()]
-    return answer(INVALID.problem(" ".join(faults), INVALID.remedy, request.state.request_id))
+    told = " ".join(faults).encode(errors="replace").decode()  # JSON may bring halves of characters
+    return answer(INVALID.problem(told, INVALID.remedy, request.state.request_id))
 
 
 def _from_image(request: Request, error: Exception) -> JSONResponse:

@@ -170,6 +170,8 @@ class JobBody(BaseModel):
 class JobStatus(JobRecord):
     """A job, with how fast it goes."""
 
+    model_config = ConfigDict(frozen=True, extra="ignore")  # so that what is told can be read back
+
     @computed_field(description="images a second, since the start")  # type: ignore[prop-decorator]
     @property
     def rate(self) -> float:

@@ -8,9 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, NamedTuple, ParamSpec, TypeVar
 
 import anyio.to_thread
-import numpy as np
 from fastapi import Header
-from numpy.typing import NDArray
 
 from index.catalogue import VersionConflict
 from index.gallery import Gallery
@@ -20,7 +18,7 @@ from service.backend import Backend
 from service.item_schemas import Photo
 from service.models import Model, NotReady
 from service.problems import CONFLICT, ITEM_MISSING, ProblemError
-from service.walking import photo_bytes
+from service.walking import look, photo_bytes
 
 Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
@@ -160,11 +158,11 @@ async def _follow(backend: Backend, item_id: str, photos: Mapping[str, Photo], m
                 "Send the request again.",
             )
         seen = await in_thread(backend, backend.gallery.stored, item_id)
-        held = {image.id: image.digest for image in seen.images} if seen else {}
+        if seen is None:  # deleted by somebody else since
+            return
+        held = {image.id: image.digest for image in seen.images}
         images = await _embedded(backend, newer, item_id, photos)
         current = [image for image in images if held.get(image.id) == image.digest]
-        if seen is None:
-            return
         try:
             await in_thread(backend, _write, backend.gallery, seen.item, current, newer.bundle.id, seen.version, {})
         except VersionConflict:
@@ -179,26 +177,23 @@ async def _embedded(backend: Backend, model: Model, item_id: str, photos: Mappin
     # One after the other: the photos of one request must not crowd out those of others, nor lie in memory all at once.
     for image_id, photo in photos.items():
         data = await photo_bytes(backend, photo.data, photo.url)
-        ready = await anyio.to_thread.run_sync(
-            _prepared, backend, model, data, known.get(image_id), limiter=backend.decoders
+        new = await anyio.to_thread.run_sync(
+            _new_one, backend, model, data, known.get(image_id), limiter=backend.decoders
         )
-        if ready:
-            embedded = await model.batcher.embed(ready.pixels)
-            images.append(NewImage(image_id, ready.digest, embedded.vector, ready.thumbnail))
+        if new:
+            looked = await look(backend, data, model=model)
+            images.append(NewImage(image_id, new.digest, looked.vector, new.thumbnail))
     return images
 
 
-class _Ready(NamedTuple):
+class _New(NamedTuple):
     digest: str
-    pixels: NDArray[np.uint8]
     thumbnail: bytes
 
 
-def _prepared(backend: Backend, model: Model, data: bytes, known: str | None) -> _Ready | None:
-    """A photo decoded once, for the model and for people; none when it is the one that is known."""
+def _new_one(backend: Backend, model: Model, data: bytes, known: str | None) -> _New | None:
+    """What is stored of a photo beside its vector; none when it is the one that is known."""
     name = digest(data)
     if name == known:
         return None
-    rule = model.bundle.preprocessing
-    picture = decode(data, backend.settings.image_limits, rule)
-    return _Ready(name, rule.apply(picture), thumbnail(picture))
+    return _New(name, thumbnail(decode(data, backend.settings.image_limits, model.bundle.preprocessing)))

@@ -1,16 +1,13 @@
 """Spans of requests and their stages, sent to the collector that the standard OTEL_ variables name.
 
-Without such a variable nothing of OpenTelemetry is imported and every call here does nothing.
+FastAPI makes those of requests; here is where they are sent, and the stages. Without such a variable nothing of the SDK
+is imported and every call here does nothing.
 """
 
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from time import time_ns
 from typing import TYPE_CHECKING, Any
-
-from starlette.types import Scope
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -45,31 +42,16 @@ class Tracing:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         return cls(provider)
 
-    @contextmanager
-    def request(self, scope: Scope) -> Iterator[Any]:
-        """A span around a request, which continues the trace of its client."""
-        if self._tracer is None:
-            yield None
-            return
-        from opentelemetry.propagate import extract
-        from opentelemetry.trace import SpanKind
-
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        with self._tracer.start_as_current_span(
-            scope["method"], context=extract(headers), kind=SpanKind.SERVER
-        ) as span:
-            yield span
-
-    def answered(self, span: Any, method: str, route: str, status: int) -> None:
-        """Tells a span what became of its request."""
-        if span is None:
-            return
-        span.update_name(f"{method} {route}")
-        span.set_attributes({"http.request.method": method, "http.route": route, "http.response.status_code": status})
-        if status >= 500:
-            from opentelemetry.trace import StatusCode
-
-            span.set_status(StatusCode.ERROR)
+    def for_fastapi(self) -> Any:
+        """The setting by which FastAPI spans requests, and does nothing else: metrics and logs are ours."""
+        return {
+            "tracer_provider": self._provider,
+            "tracing": self._provider is not None,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "auto_configure": False,
+        }
 
     def stage(self, name: str, seconds: float, ago: float) -> None:
         """A part of the running request, told after it ended."""

@@ -14,7 +14,7 @@ from index.gallery import BundleMismatch
 from index.images import ImageError, decode
 from index.items import Found
 from service.backend import Backend
-from service.batching import Overloaded
+from service.batching import Embedded, Overloaded
 from service.models import Model
 from service.problems import URL_OFF, ProblemError
 from service.schemas import Milliseconds
@@ -70,17 +70,23 @@ async def look(backend: Backend, photo: bytes, box: Box | None = None, model: Mo
     model = model or backend.models.current()
     begun = perf_counter()
     pixels = await anyio.to_thread.run_sync(_pixels, backend, model, photo, box, limiter=backend.decoders)
-    decoded = perf_counter()
+    decoded = perf_counter() - begun
+    backend.telemetry.stage("decode", decoded)
+    embedded = await embed(backend, model, pixels)
+    return Looked(model, embedded.vector, decoded, embedded.waited, embedded.worked)
+
+
+async def embed(backend: Backend, model: Model, pixels: NDArray[np.uint8]) -> Embedded:
+    """The vector of one photo, and how long it took, which is noted."""
     try:
         with backend.telemetry.queued():
             embedded = await model.batcher.embed(pixels)
     except Overloaded:
         backend.telemetry.refused("queue")
         raise
-    backend.telemetry.stage("decode", decoded - begun, ago=embedded.waited + embedded.worked)
     backend.telemetry.stage("wait", embedded.waited, ago=embedded.worked)
     backend.telemetry.stage("embed", embedded.worked)
-    return Looked(model, embedded.vector, decoded - begun, embedded.waited, embedded.worked)
+    return embedded
 
 
 def _pixels(backend: Backend, model: Model, photo: bytes, box: Box | None) -> NDArray[np.uint8]:

@@ -4,8 +4,9 @@ import json
 from typing import Annotated, Any
 from urllib.parse import unquote
 
-from fastapi import APIRouter, Body, Depends, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.routing import Match
 from starlette.types import Scope
 
@@ -15,15 +16,14 @@ from service.access import MaySearch, MayWrite
 from service.backend import Backend, Serving
 from service.item_schemas import (
     MAX_ID_LENGTH,
-    FacetAnswer,
     FacetsAnswer,
-    FacetValue,
     ItemAnswer,
     ItemBody,
     ItemPatch,
     ItemsAnswer,
     PhotoBody,
     read_item,
+    read_patch,
     read_photo,
 )
 from service.problems import (
@@ -87,10 +87,10 @@ _STORED = {
 }
 _FACET = {
     "name": "category",
-    "values": [{"value": "mug", "count": 12}],
+    "values": [["mug", 12], ["bowl", 5]],
     "minimum": None,
     "maximum": None,
-    "distinct": 1,
+    "distinct": 2,
 }
 _WRITE = (MALFORMED, BODY_TOO_LARGE, INVALID, CONFLICT, *ACCESS)
 _PHOTOS = (UNSUPPORTED_BODY, NOT_READY, OVERLOADED, URL_OFF, *IMAGES.values(), *FETCHES.values())
@@ -107,7 +107,7 @@ def _bodies(content: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-def _schema(shape: type[ItemBody] | type[PhotoBody]) -> dict[str, Any]:
+def _schema(shape: type[BaseModel]) -> dict[str, Any]:
     schema = shape.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
     return schema
@@ -147,9 +147,11 @@ _IMAGE_BODIES = _bodies(
         },
     }
 )
-_MERGE_PATCH = {
-    "requestBody": {"content": {"application/merge-patch+json": {"schema": {"$ref": "#/components/schemas/ItemPatch"}}}}
+_PATCH = {
+    "schema": _schema(ItemPatch),
+    "examples": {"a new price": {"value": {"attributes": {"price": 9.5, "discount": None}}}},
 }
+_PATCH_BODIES = _bodies({"application/merge-patch+json": _PATCH, "application/json": _PATCH})
 
 
 @router.get(
@@ -238,21 +240,13 @@ async def put(item_id: ItemId, request: Request, serving: Serving, wanted: Wante
     summary="Change some of an item",
     response_model=ItemAnswer,
     dependencies=[MayWrite],
-    openapi_extra=_MERGE_PATCH,
-    responses={200: _shown(_STORED), **documented(*_WRITE, ITEM_MISSING)},
+    openapi_extra=_PATCH_BODIES,
+    responses={200: _shown(_STORED), **documented(*_WRITE, UNSUPPORTED_BODY, ITEM_MISSING)},
 )
-async def patch(
-    item_id: ItemId,
-    body: Annotated[
-        ItemPatch,
-        Body(openapi_examples={"a new price": {"value": {"attributes": {"price": 9.5, "discount": None}}}}),
-    ],
-    request: Request,
-    serving: Serving,
-    wanted: Wanted,
-) -> Response:
+async def patch(item_id: ItemId, request: Request, serving: Serving, wanted: Wanted) -> Response:
     """A JSON merge patch of title, url and attributes: null removes an attribute, and what is left out stays."""
-    written = await store(serving, item_id, wanted, lambda seen: body.applied(_existing(item_id, seen)))
+    changes = await read_patch(request)
+    written = await store(serving, item_id, wanted, lambda seen: changes.applied(_existing(item_id, seen)))
     return _answer(request, written.stored)
 
 
@@ -323,19 +317,7 @@ async def facets(
 
     They are counted when the gallery is compacted, so the newest writes may be missing.
     """
-    found = await in_thread(serving, serving.gallery.facets, count)
-    return FacetsAnswer(
-        facets=[
-            FacetAnswer(
-                name=facet.name,
-                values=[FacetValue(value=value, count=number) for value, number in facet.values],
-                minimum=facet.minimum,
-                maximum=facet.maximum,
-                distinct=facet.distinct,
-            )
-            for facet in found
-        ]
-    )
+    return FacetsAnswer(facets=await in_thread(serving, serving.gallery.facets, count))
 
 
 def _existing(item_id: str, seen: StoredItem | None) -> Item:

@@ -193,7 +193,10 @@ async def cancel(job_id: JobId, serving: Serving) -> JobStatus:
     },
 )
 async def events(job_id: JobId, serving: Serving) -> StreamingResponse:
-    """Server-sent events: the job whenever it has got further, until it ends or the client leaves."""
+    """Server-sent events: the job whenever it has got further, until it ends or the client leaves.
+
+    A service that is told to end closes the stream; the next one goes on with it.
+    """
     await in_thread(serving, _record, serving, job_id)
     # nginx would collect the events until they fill a buffer.
     return StreamingResponse(
@@ -212,6 +215,6 @@ async def _told(backend: Backend, job_id: int) -> AsyncIterator[str]:
         elif monotonic() - since >= _HEARTBEAT:
             yield ": nothing new\n\n"
             since = monotonic()
-        if ended:
+        if ended or backend.leaving:
             return
         await anyio.sleep(_LOOK_EVERY)

@@ -2,6 +2,7 @@
 
 import { element } from "./dom.js";
 
+export const NEW_KEY = "newkey"; // the event that tells of one
 const PLACE = "lookalike-key";
 let asking = null; // several requests may be refused at once: they wait for one answer
 
@@ -28,7 +29,10 @@ function prompt(refused, problem) {
     dialog.addEventListener("close", () => {
       const key = field.value.trim();
       const given = dialog.returnValue === "given" && key !== "";
-      if (given) sessionStorage.setItem(PLACE, key);
+      if (given) {
+        sessionStorage.setItem(PLACE, key);
+        document.dispatchEvent(new Event(NEW_KEY));
+      }
       resolve(given);
     }, { once: true });
   });

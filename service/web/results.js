@@ -20,6 +20,7 @@ export function showWaiting(isNew, count) {
     // The button that asked may be about to go: the keyboard continues from the heading, not from the top.
     if (results.contains(document.activeElement)) element("answer-title").focus({ preventScroll: true });
     element("times").textContent = "";
+    element("answer-title").textContent = "Searching…";
     results.replaceChildren(...Array.from({ length: count }, () => copyOf("skeleton")));
   }
   setState("searching");

@@ -5,7 +5,7 @@
 
 import { askJson } from "./api.js";
 import { copyOf, counted, element, percent } from "./dom.js";
-import { forgetKey, heldKey } from "./key.js";
+import { forgetKey, heldKey, NEW_KEY } from "./key.js";
 
 const BUSY_MS = 1500;
 const CALM_MS = 15000;
@@ -17,12 +17,15 @@ let mayAskJobs = true; // until the service says that there are none to see for 
 export async function followStatus(told) {
   for (let background = false; ; background = true) {
     const busy = await look(background, told);
-    await new Promise((resolve) => setTimeout(resolve, busy ? BUSY_MS : CALM_MS));
-    if (document.hidden) {
-      await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
-    }
+    const pause = new Promise((resolve) => setTimeout(resolve, busy ? BUSY_MS : CALM_MS));
+    await Promise.race([pause, next(NEW_KEY)]);
+    if (document.hidden) await next("visibilitychange");
   }
 }
+
+const next = (event) => new Promise((resolve) => document.addEventListener(event, resolve, { once: true }));
+
+document.addEventListener(NEW_KEY, () => { mayAskJobs = true; });
 
 async function look(background, told) {
   try {

@@ -1,61 +1,28 @@
 """The page in a real browser against a real server process."""
 
-import os
+import io
+import json
+import re
 import shutil
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
-import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from PIL import Image
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
 
+from index.jobs import opened_jobs
+from service.keys import KeyRing
+from tests.support.processes import serving
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import COLOURS, make_tiny_gallery, tiny_photo
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-SERVE = """
-import uvicorn
-from service.app import create_app
-from service.settings import Settings
-settings = Settings()
-uvicorn.run(create_app(settings), host=settings.host, port=settings.port, log_level="warning")
-"""
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a service in a process of its own."""
-    root = tmp_path_factory.mktemp("page")
-    bundle = make_tiny_bundle(root / "bundle")
-    gallery = make_tiny_gallery(root / "gallery", bundle)
-    examples = root / "examples"
-    examples.mkdir()
-    for number in range(len(COLOURS)):
-        (examples / f"{COLOURS[number]}.jpg").write_bytes(tiny_photo(number, 6))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = {"GALLERY": gallery, "BUNDLE": bundle, "EXAMPLES": examples, "PORT": port, "THREADS": 1}
-    environment = os.environ | {f"LOOKALIKE_{name}": str(value) for name, value in settings.items()}
-    process = subprocess.Popen([sys.executable, "-c", SERVE], env=environment)
-    try:
-        yield wait_until_ready(f"http://127.0.0.1:{port}", process)
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def wait_until_ready(address: str, process: subprocess.Popen[bytes]) -> str:
-    for _ in range(600):
-        assert process.poll() is None, "the service ended instead of starting"
-        try:
-            if httpx.get(f"{address}/readyz").is_success:
-                return address
-        except httpx.TransportError:
-            time.sleep(0.05)
-    raise AssertionError("the service did not become ready")
+MOST_BYTES = 1024 * 1024
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
 @pytest.fixture(scope="module")
@@ -69,46 +36,101 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture
-def page(browser: Browser, address: str) -> Iterator[Page]:
-    """The opened page, which must neither fail inside nor ask anyone but the service."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
+@pytest.fixture(scope="module")
+def gallery(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("page")
+    return make_tiny_gallery(root / "gallery", make_tiny_bundle(root / "bundle"))
+
+
+@pytest.fixture(scope="module")
+def address(gallery: Path) -> Iterator[str]:
+    """Of a service over the gallery."""
+    examples = gallery.with_name("examples")
+    examples.mkdir()
+    for number, colour in enumerate(COLOURS):
+        (examples / f"{colour}.jpg").write_bytes(tiny_photo(number, 6))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOOKALIKE_MAX_BODY_BYTES", str(MOST_BYTES))
+        patch.setenv("LOOKALIKE_LOG_LEVEL", "warning")
+        with serving("serve", "--gallery", gallery, "--examples", examples) as address:
+            yield address
+
+
+@contextmanager
+def opened(
+    browser: Browser, address: str, refusable: tuple[str, ...] = ("/v1/search",), **options: Any
+) -> Iterator[Page]:
+    """A page of a new person, which must neither fail inside nor ask anyone but the service.
+
+    A browser reports every refused request as an error of the page; those of a search are shown by the page.
+    """
+    context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
     page = context.new_page()
+    page.set_default_timeout(10_000)
     faults: list[str] = []
     asked: list[str] = []
+
+    def hear(message: ConsoleMessage) -> None:
+        refused = message.text.startswith("Failed to load") and message.location["url"].endswith(refusable)
+        if message.type in ("error", "warning") and not refused:
+            faults.append(message.text)
+
     page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", lambda message: faults.append(message.text) if "Content Security" in message.text else None)
+    page.on("console", hear)
     page.on("request", lambda request: asked.append(request.url))
-    page.goto(address)
     yield page
     context.close()
     assert faults == []
-    assert [url for url in asked if not url.startswith((address, "blob:", "data:"))] == []
+    assert [url for url in asked if not url.startswith((f"{address}/", "blob:", "data:"))] == []
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    with opened(browser, address) as page:
+        page.goto(address)
+        yield page
+
+
+def give(page: Page, photo: bytes, name: str = "snap.jpg", kind: str = "image/jpeg") -> None:
+    page.set_input_files("#choose", {"name": name, "mimeType": kind, "buffer": photo})
+
+
+def cards(page: Page) -> Locator:
+    return page.locator("#results .card:not(.skeleton)")
+
+
+def expect_first(page: Page, title: str) -> None:
+    expect(cards(page).locator(".title").first).to_have_text(title)
+
+
+def pair(left: int, right: int) -> bytes:
+    """A photo of two products side by side."""
+    both = Image.new("RGB", (192, 96))
+    for place, number in ((0, left), (96, right)):
+        both.paste(Image.open(io.BytesIO(tiny_photo(number, 6))), (place, 0))
+    out = io.BytesIO()
+    both.save(out, "JPEG", quality=92)
+    return out.getvalue()
+
+
+# --- photos
 
 
 def test_a_chosen_photo_shows_its_product_first(page: Page) -> None:
     with page.expect_file_chooser() as chooser:
         page.get_by_text("Choose a photo").click()
     chooser.value.set_files({"name": "snap.jpg", "mimeType": "image/jpeg", "buffer": tiny_photo(2, 7)})
-    cards = page.locator("#results .card:not(.skeleton)")
-    expect(cards).to_have_count(len(COLOURS))
-    best = cards.first
+    expect(cards(page)).to_have_count(len(COLOURS))
+    best = cards(page).first
     expect(best.locator(".title")).to_have_text("A blue ball")
-    expect(best.locator(".facts")).to_have_text("Tiny · blue")
+    expect(best.locator(".facts")).to_have_text("Tiny · ball · blue")
     expect(best.locator(".price")).to_have_text("6.50")
+    expect(best.locator(".number")).to_have_text(re.compile(r"0\.\d\d"))
     expect(page.get_by_role("img", name="The photo you are searching with")).to_be_visible()
     expect(page.get_by_role("status")).to_contain_text("The closest is A blue ball")
     expect(page.locator("#times")).to_contain_text("embed")
+    expect(page.get_by_role("button", name="Copy link")).to_be_hidden()
     assert best.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 96
-
-
-def test_an_example_and_a_result_search_with_a_click(page: Page) -> None:
-    page.get_by_role("button", name="red.jpg").click()
-    first = page.locator("#results .card:not(.skeleton) .title").first
-    expect(first).to_have_text("A red ball")
-    page.get_by_role("button", name="Find what looks like A green ball").focus()
-    page.keyboard.press("Enter")
-    expect(first).to_have_text("A green ball")
 
 
 @pytest.mark.parametrize("event", ["drop", "paste"])
@@ -123,17 +145,161 @@ def test_a_photo_is_taken_by_drop_and_by_paste(page: Page, event: str) -> None:
         }""",
         [event, list(tiny_photo(3, 7))],
     )
-    expect(page.locator("#results .card:not(.skeleton) .title").first).to_have_text("A yellow ball")
+    expect_first(page, "A yellow ball")
+
+
+def test_the_keyboard_alone_searches_and_looks_further(page: Page) -> None:
+    expect(page.locator("#panel")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("Skip to the search")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.locator("#choose")).to_be_focused()
+    assert page.locator("label:has(#choose)").evaluate("label => getComputedStyle(label).outlineStyle") == "solid"
+    page.keyboard.press("Tab")  # past the camera, which only phones show, to the first example
+    expect(page.get_by_role("button", name="blue.jpg")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect_first(page, "A blue ball")
+    page.get_by_role("button", name="More like A blue ball").focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="More like A blue ball")).to_be_focused()
+
+
+# --- a part of the photo
+
+
+def test_a_box_drawn_on_the_photo_searches_for_that_part(page: Page) -> None:
+    give(page, pair(0, 2))
+    expect(cards(page)).to_have_count(len(COLOURS))
+    frame = page.locator("#frame").bounding_box()
+    assert frame is not None and frame["width"] == pytest.approx(2 * frame["height"], abs=2)
+    page.mouse.move(frame["x"] + frame["width"] / 2, frame["y"] + 1)
+    page.mouse.down()
+    page.mouse.move(frame["x"] + frame["width"] + 50, frame["y"] + frame["height"] + 50, steps=3)
+    page.mouse.up()
+    expect_first(page, "A blue ball")
+    expect(page.get_by_role("heading", name="Closest to this part")).to_be_visible()
+    page.get_by_role("button", name="Whole photo").click()
+    expect(page.get_by_role("heading", name="Closest matches")).to_be_visible()
+    expect(page.locator("#box")).to_be_hidden()
+
+
+def test_arrow_keys_move_and_resize_the_box(page: Page) -> None:
+    give(page, pair(0, 2))
+    page.get_by_role("button", name="Select a part").click()
+    box = page.locator("#box")
+    expect(box).to_be_focused()
+    for _ in range(5):
+        page.keyboard.press("Shift+ArrowLeft")
+        page.keyboard.press("ArrowLeft")
+    expect(box).to_have_attribute("aria-label", "Part to search for: 10 to 60 % across, 20 to 80 % down")
+    for _ in range(6):
+        page.keyboard.press("Shift+ArrowLeft")
+    expect_first(page, "A red ball")
+    for _ in range(40):
+        page.keyboard.press("ArrowRight")
+    expect(box).to_have_attribute("aria-label", "Part to search for: 62 to 100 % across, 20 to 80 % down")
+    expect_first(page, "A blue ball")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("button", name="Select a part")).to_be_focused()
+
+
+# --- filters, more, links
+
+
+def test_filters_are_the_gallerys_attributes_and_narrow_the_search(page: Page) -> None:
+    page.get_by_role("button", name="red.jpg").click()
+    colours = page.get_by_role("group", name="Colour")
+    colours.get_by_role("button", name="2 more").click()
+    expect(colours.get_by_role("checkbox")).to_have_count(len(COLOURS))
+    expect(page.get_by_role("group", name="Brand")).to_have_count(0)  # all have the same: nothing to choose
+    for colour in ("green", "blue"):
+        colours.get_by_text(colour).click()
+    expect(cards(page)).to_have_count(2)
+    price = page.get_by_role("group", name="Price")
+    price.get_by_label("at most").fill("6")
+    price.get_by_label("at most").press("Enter")
+    expect(cards(page).locator(".title")).to_have_text(["A green ball"])
+    price.get_by_label("at most").fill("1")
+    price.get_by_label("at most").press("Enter")
+    expect(page.locator("#nothing")).to_contain_text("No item has everything that the filters ask for")
+    page.locator("#nothing").get_by_role("button", name="Clear all filters").click()
+    expect(cards(page)).to_have_count(len(COLOURS))
+    expect(colours.get_by_role("checkbox", checked=True)).to_have_count(0)
+
+
+def test_more_like_this_searches_with_the_item_and_the_way_back_is_open(page: Page) -> None:
+    give(page, tiny_photo(0, 7))
+    expect_first(page, "A red ball")
+    with page.expect_request("**/v1/search") as sent:
+        page.get_by_role("button", name="More like A green ball").click(force=True)
+    assert json.loads(sent.value.post_data or "{}")["item_id"] == "ball-green"
+    expect(page.get_by_role("heading", name="More like A green ball")).to_be_visible()
+    expect(cards(page)).to_have_count(len(COLOURS) - 1)
+    expect(cards(page).get_by_text("A green ball")).to_have_count(0)
+    expect(page.get_by_role("img", name="The item you are searching with: A green ball")).to_be_visible()
+    page.go_back()
+    expect_first(page, "A red ball")
+    page.go_back()
+    expect(page.get_by_role("heading", name="Seen something you like?")).to_be_visible()
+    expect(page.locator("#answer")).to_be_hidden()
+
+
+def test_show_more_continues_where_the_answer_ended(page: Page, address: str) -> None:
+    page.goto(f"{address}/#example=red.jpg&top=3")
+    expect(cards(page)).to_have_count(3)
+    first = cards(page).locator(".title").all_inner_texts()
+    page.get_by_role("button", name="Show more").click()
+    expect(cards(page)).to_have_count(len(COLOURS))
+    titles = cards(page).locator(".title").all_inner_texts()
+    assert titles[:3] == first and len(set(titles)) == len(COLOURS)
+    expect(cards(page).nth(3).get_by_role("button")).to_be_focused()
+    expect(page.get_by_role("button", name="Show more")).to_be_hidden()
+    expect(page.locator("#all")).to_have_text("That is all: 8 items.")
+    assert page.url.endswith("top=15")
+
+
+def test_a_link_reproduces_the_search(page: Page, browser: Browser, address: str) -> None:
+    wanted = {"colour": ["cyan", "orange"], "price": {"gte": 5}, "not": {"brand": "Other"}}
+    page.goto(f"{address}/#item=ball-purple&filter={quote(json.dumps(wanted))}")
+    expect(page.get_by_role("heading", name="More like A purple ball")).to_be_visible()
+    expect(cards(page)).to_have_count(2)
+    expect(page.get_by_role("checkbox", name="cyan")).to_be_checked()
+    expect(page.get_by_label("at least")).to_have_value("5")
+    expect(page.locator("#beyond-text")).to_have_text('{"not":{"brand":"Other"}}')
+
+    page.get_by_role("button", name="red.jpg").click()
+    page.get_by_role("button", name="Clear all filters").click()
+    page.get_by_role("button", name="Select a part").click()
+    expect(page.get_by_role("heading", name="Closest to this part")).to_be_visible()
+    found = cards(page).locator(".number").all_inner_texts()
+    with opened(browser, address) as other:
+        other.goto(page.url)
+        expect(other.get_by_role("heading", name="Closest to this part")).to_be_visible()
+        expect(other.locator("#box")).to_be_visible()
+        assert cards(other).locator(".number").all_inner_texts() == found
+
+
+def test_a_damaged_link_says_so(page: Page, address: str) -> None:
+    page.goto(f"{address}/#example=red.jpg&filter=colour")
+    expect(page.get_by_role("alert")).to_contain_text("The link is damaged")
+    expect(page.get_by_role("alert")).to_contain_text("filter")
+
+
+# --- what goes wrong
 
 
 def test_a_text_file_shows_what_is_wrong_and_what_to_do(page: Page) -> None:
-    page.set_input_files("#choose", {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"not a photo"})
+    give(page, b"not a photo", "notes.txt", "text/plain")
     alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("The photo's format is unknown")
     expect(alert).to_contain_text("not an image of a known format")
     expect(alert).to_contain_text("JPEG, PNG")
+    expect(page.locator("#problem-id")).to_contain_text("Request ")
+    expect(alert.get_by_role("button", name="Try again")).to_be_hidden()  # it would fail again
     expect(page.locator("#results .card")).to_have_count(0)
     page.get_by_role("button", name="cyan.jpg").click()
-    expect(page.locator("#results .title").first).to_have_text("A cyan ball")
+    expect_first(page, "A cyan ball")
     expect(alert).to_be_hidden()
 
 
@@ -141,36 +307,91 @@ def test_a_file_over_the_limit_is_refused_before_it_is_sent(page: Page) -> None:
     expect(page.locator("#counts")).not_to_be_empty()
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.method))
-    large = bytes(20 * 1024 * 1024 + 1)
-    page.set_input_files("#choose", {"name": "large.jpg", "mimeType": "image/jpeg", "buffer": large})
-    expect(page.get_by_role("alert")).to_contain_text("the limit is 20.0 MB")
+    give(page, bytes(MOST_BYTES + 1))
+    expect(page.get_by_role("alert")).to_contain_text("the limit is 1.0 MB")
     assert "POST" not in sent
 
 
-def test_the_page_tells_what_it_searches_and_how_good_it_is(page: Page) -> None:
+def test_a_service_that_went_away_is_told_and_may_be_tried_again(page: Page) -> None:
+    expect(page.locator("#counts")).not_to_be_empty()
+    page.context.set_offline(True)
+    give(page, tiny_photo(0, 0))
+    expect(page.get_by_role("alert")).to_contain_text("cannot be reached")
+    page.context.set_offline(False)
+    page.get_by_role("button", name="Try again").click()
+    expect_first(page, "A red ball")
+
+
+def test_a_key_is_asked_for_kept_and_an_empty_gallery_explained(browser: Browser, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    token = KeyRing(keys).create("Page", ["admin"])
+    service = serving("serve", "--gallery", tmp_path / "gallery", "--create", "--keys", keys)
+    with service as address, opened(browser, address, refusable=("/v1/search", "/v1/status")) as page:
+        page.goto(address)
+        dialog = page.get_by_role("dialog", name="An API key, please")
+        expect(dialog.get_by_label("Key")).to_be_focused()
+        page.keyboard.type("lk_wrong")
+        page.keyboard.press("Enter")
+        expect(dialog).to_contain_text("unknown, expired or revoked")
+        page.keyboard.type(token)
+        page.keyboard.press("Enter")
+        expect(dialog).to_be_hidden()
+        expect(page.locator("#empty")).to_contain_text("lookalike reindex")
+        page.reload()
+        expect(page.locator("#counts")).to_have_text("0 items · 0 images")
+        page.locator("#panel summary").click()
+        page.get_by_role("button", name="Forget the API key").click()
+        dialog.get_by_role("button", name="Not now").click()
+        expect(dialog).to_be_hidden()
+        give(page, tiny_photo(0, 0))
+        expect(dialog).to_be_visible()
+
+
+# --- the rest of the page
+
+
+def test_the_panel_tells_what_is_searched_how_well_and_what_was_done(page: Page) -> None:
     expect(page.locator("#counts")).to_have_text("8 items · 16 images")
-    expect(page.locator("#status")).to_contain_text("Recall@1 50.0 % → 90.0 %")
+    page.locator("#panel summary").click()
+    expect(page.locator("#model-facts")).to_contain_text("50.0 % → 90.0 %")
+    expect(page.locator("#gallery-facts")).to_contain_text("Pending changes0")
+    expect(page.locator("#gallery-facts")).to_contain_text("Recall@10 of the index100.0 %")
+    job = page.locator("#jobs li", has_text="catalogue.csv")
+    expect(job).to_contain_text("done")
+    expect(job).to_contain_text("16 of 16 images")
+    page.keyboard.press("Escape")
+    expect(page.locator("#jobs")).to_be_hidden()
+    expect(page.locator("#panel summary")).to_be_focused()
+
+
+def test_a_running_job_is_followed_to_its_end(page: Page, gallery: Path) -> None:
+    with opened_jobs(gallery) as jobs:
+        job = jobs.begin("/data/nightly.csv", "0123456789abcdef")
+        job.update(stage="embedding", total=400, done=100)
+        page.reload()
+        bar = page.get_by_role("progressbar", name="Re-indexing")
+        expect(bar).to_have_js_property("position", 0.25)
+        job.update(done=400, state="done")
+        expect(bar).to_be_hidden()
+    page.locator("#panel summary").click()
+    expect(page.locator("#jobs li", has_text="nightly.csv")).to_contain_text("done400 of 400 images")
 
 
 @pytest.mark.parametrize("width", [360, 390, 820, 1920])
-def test_nothing_is_wider_than_the_screen(page: Page, width: int) -> None:
-    page.set_viewport_size({"width": width, "height": 844})
-    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert page.evaluate(overflow) == 0
-    page.get_by_role("button", name="purple.jpg").click()
-    expect(page.locator("#results .title").first).to_have_text("A purple ball")
-    assert page.evaluate(overflow) == 0
-
-
-def test_the_keyboard_reaches_the_file_chooser_first(page: Page) -> None:
-    page.keyboard.press("Tab")
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.id") == "choose"
-    assert page.locator("label:has(#choose)").evaluate("label => getComputedStyle(label).outlineStyle") == "solid"
-
-
-def test_a_service_that_went_away_is_told(page: Page) -> None:
-    expect(page.locator("#counts")).not_to_be_empty()
-    page.context.set_offline(True)
-    page.set_input_files("#choose", {"name": "a.jpg", "mimeType": "image/jpeg", "buffer": tiny_photo(0, 0)})
-    expect(page.get_by_role("alert")).to_contain_text("cannot be reached")
+def test_nothing_is_wider_than_the_screen(browser: Browser, address: str, width: int) -> None:
+    phone = width < 500
+    size = {"width": width, "height": 844}
+    with opened(browser, address, viewport=size, has_touch=phone, is_mobile=phone) as page:
+        page.goto(address)
+        expect(page.locator("#take")).to_be_attached()
+        expect(page.get_by_text("Take one")).to_be_visible(visible=phone)
+        assert page.evaluate(OVERFLOW) == 0
+        page.get_by_role("button", name="purple.jpg").click()
+        expect_first(page, "A purple ball")
+        page.get_by_role("button", name="Select a part").click()
+        if phone:
+            page.get_by_text("Filters", exact=True).click()
+        expect(page.get_by_role("group", name="Colour")).to_be_visible()
+        page.locator("#panel summary").click()
+        expect(page.locator("#gallery-facts")).to_be_visible()
+        assert page.evaluate(OVERFLOW) == 0

@@ -73,6 +73,8 @@ def test_a_killed_job_of_another_container_is_interrupted_too(tmp_path: Path) ->
         process.kill()
         end(process)
         assert log.get(number).state == "interrupted"
+        log.begin("shop.csv", "b" * 16)
+        assert log.get(number).state == "interrupted" and not list(tmp_path.glob("*.lock")), "which the next one notes"
 
 
 def test_a_job_begun_for_another_process_runs_until_that_one_ends(tmp_path: Path) -> None:

@@ -1,0 +1,282 @@
+"""What the service tells about itself: figures, lines and spans, and that it ends without breaking off."""
+
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import NamedTuple
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.keys import KeyRing
+from service.logs import JsonFormatter, TextFormatter
+from service.settings import Settings
+from tests.service.conftest import problem, serving
+from tests.support.tiny_gallery import tiny_photo
+
+PHOTO = {"image": tiny_photo(2, 5)}
+
+
+def figures(page: str) -> dict[str, float]:
+    """Each sample by its name and labels, as `name{a=x,b=y}`."""
+    found = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+@pytest.fixture
+def fresh(settings: Settings) -> Iterator[httpx.Client]:
+    """A service that nobody else asks."""
+    with serving(settings) as client:
+        yield client
+
+
+def test_requests_and_stages_are_counted(fresh: httpx.Client) -> None:
+    for _ in range(3):
+        assert fresh.post("/v1/search", files=PHOTO).status_code == 200
+    fresh.post("/v1/search")
+    page = fresh.get("/metrics")
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
+    told = figures(page.text)
+    assert told["lookalike_requests_total{method=POST,route=/v1/search,status=200}"] == 3
+    assert told["lookalike_requests_total{method=POST,route=/v1/search,status=422}"] == 1
+    assert told["lookalike_request_seconds_count{method=POST,route=/v1/search}"] == 4
+    for stage in ("decode", "wait", "embed", "search"):
+        assert told[f"lookalike_stage_seconds_count{{stage={stage}}}"] == 3
+    assert told["lookalike_batch_photos_sum"] == 3
+    assert told["lookalike_queue_photos"] == told["lookalike_working_requests"] == 0
+    assert told[f"process_resident_memory_bytes{{pid={os.getpid()}}}"] > 1e6
+
+
+def test_the_gallery_and_the_model_are_told(fresh: httpx.Client) -> None:
+    before = time.time()
+    status, told = fresh.get("/v1/status").json(), figures(fresh.get("/metrics").text)
+    gallery = status["gallery"]
+    assert (told["lookalike_gallery_items"], told["lookalike_gallery_images"]) == (gallery["items"], gallery["images"])
+    assert told["lookalike_gallery_change"] == gallery["change"] == told["lookalike_gallery_generation_change"]
+    assert (told["lookalike_gallery_pending_images"], told["lookalike_gallery_recall"]) == (0, gallery["recall"])
+    for what in ("change", "generation"):
+        assert before - 1 <= told[f"lookalike_gallery_{what}_seen_timestamp_seconds"] <= time.time()
+    (bundle,) = [name for name in told if name.startswith("lookalike_bundle_info")]
+    assert status["bundle"]["id"] in bundle and status["provider"] in bundle
+
+
+def test_what_clients_make_up_becomes_no_label(fresh: httpx.Client) -> None:
+    for number in range(5):
+        fresh.get(f"/nowhere/{number}")
+        fresh.get(f"/media/{number}.jpg")
+        fresh.get(f"/web/{number}.js")
+        fresh.request(f"MADE{number}", "/v1/search")
+    told = figures(fresh.get("/metrics").text)
+    counted = {name: value for name, value in told.items() if name.startswith("lookalike_requests_total")}
+    assert counted == {
+        "lookalike_requests_total{method=GET,route=none,status=404}": 5,
+        "lookalike_requests_total{method=GET,route=/media/{digest}.jpg,status=404}": 5,
+        "lookalike_requests_total{method=GET,route=/web,status=404}": 5,
+        "lookalike_requests_total{method=other,route=/v1/search,status=405}": 5,
+    }
+
+
+def test_refused_requests_are_counted_by_their_reason(settings: Settings, tmp_path: Path) -> None:
+    key = KeyRing(tmp_path / "keys.json").create("shop", ["search"])
+    small = {"keys": tmp_path / "keys.json", "max_requests": 1, "rate": 0.1, "burst": 2}
+    with serving(settings.model_copy(update=small)) as client:
+        problem(client.get("/metrics"), 401, "key-missing")
+        client.headers["X-API-Key"] = key
+        head = f"POST /v1/search HTTP/1.1\r\nHost: x\r\nX-API-Key: {key}\r\nContent-Type: image/jpeg\r\n"
+        with socket.create_connection((client.base_url.host, client.base_url.port or 80)) as slow:
+            slow.sendall(f"{head}Content-Length: 9000\r\n\r\n".encode())
+            while figures_of(tmp_path, client)["lookalike_working_requests"] < 1:
+                time.sleep(0.01)
+            overloaded = client.post("/v1/search", files=PHOTO)
+            assert int(overloaded.headers["Retry-After"]) >= 1
+            problem(overloaded, 503, "overloaded")
+        problem(client.post("/v1/search", files=PHOTO), 429, "too-many-requests")
+        told = figures_of(tmp_path, client)
+        assert told["lookalike_refused_total{reason=requests}"] == told["lookalike_refused_total{reason=rate}"] == 1
+
+
+def figures_of(folder: Path, client: httpx.Client) -> dict[str, float]:
+    """Read with a key of its own, so that reading takes nothing from another's rate."""
+    scraper = KeyRing(folder / "keys.json").create("scraper", ["search"])
+    return figures(client.get("/metrics", headers={"X-API-Key": scraper}).text)
+
+
+def test_a_line_of_the_log_cannot_be_forged(caplog: pytest.LogCaptureFixture) -> None:
+    record = logging.LogRecord("service", logging.INFO, "", 0, "asked for %s", ("a\nERROR b\x1b[31m\u2028",), None)
+    line = TextFormatter().format(record)
+    assert "\n" not in line and "\x1b" not in line and r"a\nERROR b\x1b[31m" in line
+    assert json.loads(JsonFormatter().format(record))["message"].startswith("asked for a\n")
+    assert len(JsonFormatter().format(record).splitlines()) == 1
+
+
+class Running(NamedTuple):
+    """A service in a process of its own."""
+
+    address: str
+    process: subprocess.Popen[str]
+    log: Path
+
+
+@contextmanager
+def running(settings: Settings, folder: Path, **variables: str) -> Iterator[Running]:
+    log = folder / "log"
+    command = [sys.executable, "-m", "lookalike", "serve", "--gallery", str(settings.gallery), "--port", "0"]
+    environment = {**os.environ, "LOOKALIKE_THREADS": "1", **variables}
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+    assert process.stdout
+    try:
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found, log.read_text()
+        yield Running(found[0], process, log)
+    finally:
+        process.terminate()
+        assert process.wait(30) in (0, -signal.SIGTERM), log.read_text()
+        process.stdout.close()
+
+
+def test_every_line_is_json_and_every_request_has_one(settings: Settings, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    token = KeyRing(keys).create("shop", ["search"])
+    variables = {"LOOKALIKE_LOG_FORMAT": "json", "LOOKALIKE_LOG_LEVEL": "debug", "LOOKALIKE_KEYS": str(keys)}
+    with running(settings, tmp_path, **variables) as service:
+        headers = {"X-API-Key": token, "X-Request-Id": "shop-7"}
+        httpx.post(f"{service.address}/v1/search", files=PHOTO, headers=headers)
+        httpx.get(f"{service.address}/healthz")
+    text = service.log.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    asked, probed = [line for line in lines if line["logger"] == "service.requests"]
+    told = {name: asked[name] for name in ("method", "route", "status", "key", "client", "request_id", "level")}
+    assert told == {
+        "method": "POST",
+        "route": "/v1/search",
+        "status": 200,
+        "key": token.split("_")[1],
+        "client": "127.0.0.1",
+        "request_id": "shop-7",
+        "level": "info",
+    }
+    assert asked["milliseconds"] > 0 and (probed["route"], probed["level"]) == ("/healthz", "debug")
+    assert "uvicorn.error" in {line["logger"] for line in lines}
+    assert token not in text and token.split("_")[2] not in text
+
+
+def test_processes_are_told_as_one_service(settings: Settings, tmp_path: Path) -> None:
+    with running(settings, tmp_path, LOOKALIKE_WORKERS="2") as service:
+        told: dict[str, float] = {}
+        sent, deadline = 0, time.monotonic() + 60
+        while sum(name.startswith("process_open_fds") for name in told) < 2:
+            assert time.monotonic() < deadline, service.log.read_text()
+            for _ in range(5):  # each on a connection of its own, which either process may accept
+                assert httpx.post(f"{service.address}/v1/search", files=PHOTO, timeout=60).status_code == 200
+            sent += 5
+            told = figures(httpx.get(f"{service.address}/metrics").text)
+            assert told["lookalike_requests_total{method=POST,route=/v1/search,status=200}"] == sent
+        assert told["lookalike_stage_seconds_count{stage=search}"] == sent
+        assert (told["lookalike_gallery_items"], told["lookalike_working_requests"]) == (8, 0)
+
+
+def test_told_to_end_it_sends_clients_elsewhere_and_breaks_off_nothing(settings: Settings, tmp_path: Path) -> None:
+    with running(settings, tmp_path, LOOKALIKE_DRAIN_SECONDS="2") as service:
+        begun = threading.Semaphore(0)
+
+        def ask_until_sent_away() -> tuple[int, bool]:
+            answered = 0
+            with httpx.Client(base_url=service.address, timeout=60) as client:
+                while True:
+                    response = client.post("/v1/search?top=1", files=PHOTO)
+                    assert response.json()["items"][0]["id"] == "ball-blue"
+                    answered += 1
+                    begun.release()
+                    if response.headers.get("connection") == "close":
+                        return answered, True
+
+        with ThreadPoolExecutor(6) as pool:
+            clients = [pool.submit(ask_until_sent_away) for _ in range(6)]
+            for _ in range(30):
+                begun.acquire()
+            assert httpx.get(f"{service.address}/readyz").status_code == 200
+            service.process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + 2
+            while (ready := httpx.get(f"{service.address}/readyz")).status_code == 200:
+                assert time.monotonic() < deadline
+            assert problem(ready, 503, "not-ready")["detail"] == "The service is about to end."
+            assert all(answered and sent_away for answered, sent_away in (client.result() for client in clients))
+        assert service.process.wait(30) in (0, -signal.SIGTERM)
+    assert "500" not in re.findall(r"/v1/search (\d+) in", service.log.read_text())
+
+
+@contextmanager
+def collecting() -> Iterator[tuple[str, list[Span]]]:
+    """A collector of spans, as OpenTelemetry's protocol has it."""
+    spans: list[Span] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                for scope in resource.scope_spans:
+                    spans.extend(scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", spans
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_spans_continue_the_clients_trace(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    with collecting() as (address, spans):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+        with serving(settings) as client:
+            client.post("/v1/search", files=PHOTO, headers={"traceparent": f"00-{trace}-{parent}-01"})
+    by_name = {span.name: span for span in spans}
+    assert set(by_name) == {"POST /v1/search", "decode", "wait", "embed", "search"}
+    whole = by_name["POST /v1/search"]
+    assert whole.parent_span_id.hex() == parent and {span.trace_id.hex() for span in spans} == {trace}
+    attributes = {each.key: each.value for each in whole.attributes}
+    assert attributes["http.response.status_code"].int_value == 200
+    for stage in ("decode", "wait", "embed", "search"):
+        span = by_name[stage]
+        assert span.parent_span_id == whole.span_id and span.start_time_unix_nano <= span.end_time_unix_nano
+    order = [by_name[stage].end_time_unix_nano for stage in ("decode", "wait", "embed", "search")]
+    assert order == sorted(order)
+
+
+def test_without_an_endpoint_nothing_that_sends_spans_is_loaded(settings: Settings) -> None:
+    probe = (
+        "import sys; from service.app import create_app; from service.settings import Settings;"
+        f"create_app(Settings(gallery={str(settings.gallery)!r}));"
+        "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, env=clean)
+    assert told.stdout.strip() == "[]"
