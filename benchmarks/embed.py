@@ -64,7 +64,7 @@ def compare(folder: Path, *, quick: bool) -> list[Row]:
     model = EmbeddingModel(config.backbone, input_size=config.preprocessing.input_size).eval()
     fp32 = export_run(untrained_run(folder / "run", config, model), folder / "bundle", data.test[:16])
     [int8] = export_reduced(fp32, ["int8"], data)
-    sizes, count, turns = ((1, 4, 8), 16, 3) if quick else ((1, 2, 4, 8, 16, 32), 32, 15)
+    sizes, count, turns = ((1, 4), 16, 3) if quick else ((1, 2, 4, 8, 16, 32), 32, 15)
     files = [photo.path for photo in (*data.train, *data.test)][: 4 * count]
     pixels = np.stack([load_pixels(file.read_bytes(), fp32.preprocessing) for file in files])
     embedders = {"ONNX fp32": Embedder(fp32), "ONNX int8": Embedder(int8)}
@@ -164,7 +164,7 @@ def speed_rows(rates: dict[tuple[str, int], float]) -> list[Row]:
 
 def recall_row(folder: Path, data: DataSet) -> Row:
     """What 8 bits do to a trained model: the backbone behind an untrained head is not what anyone serves."""
-    config = load_config(None, ["test_every=0"], preset="sample")
+    config = load_config(None, [], preset="sample")
     with TrainingBar(config) as watcher:
         train(config, data, folder / "trained", "sample", watcher)
     fp32 = export_run(RunFolder(folder / "trained"), folder / "trained-bundle", data.test[:64])

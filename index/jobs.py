@@ -101,7 +101,8 @@ class JobLog:
 
     def adopt(self, job_id: int) -> "Job":
         """Takes over a record that another process began for this one."""
-        record = self.get(job_id)
+        # Whoever began it may be gone by now, which makes it look interrupted.
+        record = self.get(job_id).model_copy(update={"state": "running", "message": ""})
         with self._lock:
             query = "UPDATE jobs SET host = ?, process = ? WHERE id = ?"
             self._db.execute(query, (socket.gethostname(), os.getpid(), job_id))
@@ -134,7 +135,13 @@ class JobLog:
         """A job whose process is gone did not end by itself: it was killed, and can be run again."""
         if record.state != "running" or self._is_held(record.id, host, process):
             return record
-        return record.model_copy(update={"state": "interrupted", "message": "Its process was killed; run it again."})
+        # It may have ended since it was read: its last word is saved before it lets the lock go.
+        with self._lock:
+            (text,) = self._db.execute("SELECT record FROM jobs WHERE id = ?", (record.id,)).fetchone()
+        last = JobRecord.model_validate_json(text).model_copy(update={"id": record.id})
+        if last.state != "running":
+            return last
+        return last.model_copy(update={"state": "interrupted", "message": "Its process was killed; run it again."})
 
     def _is_held(self, job_id: int, host: str, process: int) -> bool:
         try:

@@ -236,8 +236,7 @@ def _joined(address: str) -> Any:
         raise ClusterError(f"Ray cannot be imported ({error}).", 'Run: pip install "lookalike[ray]"') from None
     if address not in ("auto", "local"):
         _check_reachable(address)
-    # Of this machine alone: whoever reaches a cluster may run code in it.
-    own = {"num_cpus": usable_cores(), "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    own = {"num_cpus": usable_cores(), "include_dashboard": False}
     options: dict[str, Any] = own if address == "local" else {}
     before = signal.getsignal(signal.SIGTERM)
     try:

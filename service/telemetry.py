@@ -149,10 +149,18 @@ class Telemetry:
 def _living(folder: Path) -> list[int]:
     """The processes that write into the folder; what those that died were doing is forgotten."""
     processes = {int(file.stem.rpartition("_")[2]) for file in folder.glob("*.db")}
-    living = [process for process in sorted(processes) if Path(f"/proc/{process}").exists()]
+    living = [process for process in sorted(processes) if _is_alive(process)]
     for process in processes.difference(living):
         mark_process_dead(process, str(folder))  # type: ignore[no-untyped-call]
     return living
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 class _Now(Collector):

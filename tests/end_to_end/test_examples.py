@@ -70,8 +70,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         with serving(*serve) as without_keys, serving(*serve, "--keys", root / "keys.json") as with_keys:
             with Client(without_keys) as client:
                 for number in (1, 2):
-                    attributes = {"category": "mug", "price": 10.0 * number}
-                    client.put_item(f"mug-{number}", attributes=attributes, images={"front": tiny_photo(2, number)})
+                    client.put_item(
+                        f"mug-{number}",
+                        attributes={"category": "mug", "price": 10.0 * number},
+                        images={"front": tiny_photo(2, number)},
+                    )
             yield Place(root, without_keys, with_keys, key)
 
 

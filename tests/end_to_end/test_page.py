@@ -374,7 +374,9 @@ def test_a_running_job_is_followed_to_its_end(page: Page, gallery: Path) -> None
         job.update(done=400, state="done")
         expect(bar).to_be_hidden()
     page.locator("#panel summary").click()
-    expect(page.locator("#jobs li", has_text="nightly.csv")).to_contain_text("done400 of 400 images")
+    ended = page.locator("#jobs li", has_text="nightly.csv")
+    expect(ended.locator(".state")).to_have_text("done")
+    expect(ended).to_contain_text("400 of 400 images")
 
 
 @pytest.mark.parametrize("width", [360, 390, 820, 1920])

@@ -37,8 +37,7 @@ def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    head = {"num_cpus": 2, "include_dashboard": False, "node_ip_address": "127.0.0.1"}
-    started: Any = Cluster(initialize_head=True, head_node_args=head)
+    started: Any = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     yield started
     started.shutdown()
 

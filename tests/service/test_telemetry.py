@@ -79,6 +79,17 @@ def test_the_gallery_and_the_model_are_told(fresh: httpx.Client) -> None:
     assert status["bundle"]["id"] in bundle and status["provider"] in bundle
 
 
+def test_every_metric_of_the_operators_page_is_told(fresh: httpx.Client) -> None:
+    fresh.post("/v1/search", files=PHOTO)
+    page = (Path(__file__).parents[2] / "docs" / "monitor.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `?.*", page, re.MULTILINE))
+    names = {name for row in documented for name in re.findall(r"`((?:lookalike|process)_\w+)", row)}
+    told = fresh.get("/metrics").text
+    families = set(re.findall(r"^# TYPE (\w+)", told, re.MULTILINE))
+    assert len(names) > 15 and names <= families
+    assert {family for family in families if family.startswith("lookalike_")} <= names
+
+
 def test_what_clients_make_up_becomes_no_label(fresh: httpx.Client) -> None:
     for number in range(5):
         fresh.get(f"/nowhere/{number}")
