@@ -275,13 +275,12 @@ def _go_live(run: _Run) -> str:
     is_new = gallery.live_bundle() != bundle.id
     if is_new:
         _check_completeness(run)
-    built = gallery.prepare(bundle.id)
-    if is_new and built.plan.recall < built.plan.target and not rules.force:
-        raise ReindexError(
-            f"The new generation's recall@10 is {built.plan.recall:.4f}, below {built.plan.target:.4f}; "
-            "it did not go live.",
-            "Lower the gallery's target, or run again with --force.",
-        )
+        plan = gallery.prepare(bundle.id).plan
+        if plan.recall < plan.target and not rules.force:
+            raise ReindexError(
+                f"The new generation's recall@10 is {plan.recall:.4f}, below {plan.target:.4f}; it did not go live.",
+                "Lower the gallery's target, or run again with --force.",
+            )
     if rules.queries is not None:
         recall = _labelled_recall(run, rules.queries)
         run.tell(message=f"{run.job.record.message} Recall@1 of the labelled queries is {recall:.4f}.".strip())
