@@ -25,6 +25,7 @@ from training.errors import TrainingError
 from training.evaluate import embed_photos, full_report, load_model, versions
 from training.loop import train
 from training.recording import Watcher
+from training.world import joined_world
 
 FOLDS = 4
 RESULT = "mlrc.json"
@@ -39,15 +40,16 @@ def train_folds(
     first_process = os.environ.get("RANK", "0") == "0"  # the others may already see what it writes
     if first_process and not resume and out.exists() and any(out.iterdir()):
         raise TrainingError(f"{out} is not empty.", "Go on with its folds with --resume, or choose another --out.")
-    for fold, run in enumerate(runs):
-        selection = config.selection.model_copy(update={"fold": fold, "folds": FOLDS})
-        settings = config.model_copy(update={"selection": selection})
-        if run.is_finished:
-            run.start(settings, spec, resume=resume)  # refuses a run with other settings
-            watcher.say(f"Fold {fold} is finished")
-            continue
-        watcher.say(f"Fold {fold} of {FOLDS}, counted from 0")
-        train(settings, data, run.path, spec, watcher, resume=resume)
+    with joined_world(config.device):
+        for fold, run in enumerate(runs):
+            selection = config.selection.model_copy(update={"fold": fold, "folds": FOLDS})
+            settings = config.model_copy(update={"selection": selection})
+            if run.is_finished:
+                run.start(settings, spec, resume=resume)  # refuses a run with other settings
+                watcher.say(f"Fold {fold} is finished")
+                continue
+            watcher.say(f"Fold {fold} of {FOLDS}, counted from 0")
+            train(settings, data, run.path, spec, watcher, resume=resume)
     return runs
 
 

@@ -37,7 +37,11 @@ class World:
 
 @contextmanager
 def joined_world(wanted_device: str) -> Iterator[World]:
-    """Joins the process group that `torchrun` announces in the environment, if there is one."""
+    """Joins the process group that `torchrun` announces in the environment, if there is one.
+
+    Within a world that was joined already it is that one: a group that is left and joined again may meet addresses of
+    the first.
+    """
     device = choose_device(wanted_device)
     if device.type == "cpu":
         keep_freed_memory()
@@ -48,6 +52,9 @@ def joined_world(wanted_device: str) -> Iterator[World]:
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
+    if dist.is_initialized():
+        yield World(dist.get_rank(), size, device)
+        return
     # The others wait while the first measures, which may take long on a large test set.
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=2))
     try:

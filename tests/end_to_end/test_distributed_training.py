@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.tiny_gallery import write_tiny_folder
+from tests.support.tiny_gallery import COLOURS, tiny_photo, write_tiny_folder
 from training.checkpoints import RunFolder
 
 SETTINGS = (
@@ -45,3 +45,27 @@ def test_two_processes_equal_one(tmp_path: Path, loss: str) -> None:
                 assert (value - other).norm() <= 3e-3 * value.norm() + 1e-6, f"{part}.{name}"
             elif isinstance(value, torch.Tensor):
                 assert torch.equal(value, other), f"{part}.{name}"
+
+
+def test_two_processes_train_all_folds_of_a_protocol(tmp_path: Path) -> None:
+    photos = write_tiny_folder(tmp_path / "photos")
+    for number, colour in enumerate(COLOURS):  # twice as many classes, for eight to train on
+        (photos / f"small-{colour}").mkdir()
+        for view in range(4):
+            (photos / f"small-{colour}" / f"{view}.jpg").write_bytes(tiny_photo(number, view + 4))
+    settings = [part for setting in (*SETTINGS, "epochs=1") for part in ("--set", setting)]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "lookalike",
+    ]
+    command += ["train", "--data", f"folder:{photos}", "--protocol", "mlrc", "--out", str(tmp_path / "out"), *settings]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.count("concatenated") == 1, "one process measures"
+    assert (tmp_path / "out" / "mlrc.json").is_file()
