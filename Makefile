@@ -25,7 +25,7 @@ demo: env
 	$(BIN)/lookalike demo --dir $(DEMO_DIR) --port $(PORT)
 
 test: env lint .venv-serve/.complete
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: env
 	$(BIN)/ruff check .

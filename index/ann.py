@@ -156,8 +156,7 @@ class Searcher:
     def walk(self, queries: Queries, count: int, effort: int) -> Results:
         """Searches the graph or the lists with a given effort, without a plan."""
         if self.plan.kind == "ivf":
-            found: Results = self._index.search(queries, count, params=_list_parameters(count, effort))
-            return found
+            return _found(self._index, queries, count, _list_parameters(count, effort))
         library = faiss()
         similarities, nearest = self._entries.search(queries, min(ENTRIES, len(self._landmarks)))
         entries = self._landmarks[nearest]
@@ -200,7 +199,7 @@ class Searcher:
         if selection is None:
             found = self.storage.search(queries, count)
         elif selection.count > GATHERED:
-            found = self.storage.search(queries, count, params=selection.parameters)
+            found = _found(self.storage, queries, count, selection.parameters)
         elif selection.count:
             positions, block = selection.gathered(self.storage)
             scores, places = block.search(queries, count)
@@ -208,6 +207,17 @@ class Searcher:
         else:
             found = _unfilled(len(queries), count)
         return found
+
+
+def _found(index: Index, queries: Queries, count: int, parameters: Any) -> Results:
+    """A search with parameters, by the wrapped method: `search` itself takes none once FAISS's addition for PyTorch is
+    imported, as libraries for training do.
+    """
+    library = faiss()
+    scores, positions = _unfilled(len(queries), count)
+    arrays = map(library.swig_ptr, (scores, positions))
+    index.search_c(len(queries), library.swig_ptr(queries), count, *arrays, parameters)
+    return scores, positions
 
 
 def choose_kind(count: int) -> Kind:

@@ -85,15 +85,12 @@ async def opened(settings: Settings, telemetry: Telemetry) -> AsyncIterator[Back
 
 
 def check_exposure(settings: Settings) -> None:
-    """Without keys anybody who reaches the service may change the gallery: fine on one machine, told loudly."""
-    if settings.keys:
-        return
-    if settings.host not in _LOOPBACK and not settings.open:
+    """Without keys anybody who reaches the service may change the gallery: only on one machine, unless told."""
+    if not settings.keys and settings.host not in _LOOPBACK and not settings.open:
         raise SettingsError(
             f"The service would listen on {settings.host} without API keys.",
             "Make some with `lookalike keys create` and set LOOKALIKE_KEYS, or set LOOKALIKE_OPEN=true.",
         )
-    log.warning("NO API KEYS: everybody who reaches %s may search, change and re-index the gallery", settings.host)
 
 
 def _fetcher(settings: Settings) -> Fetcher | None:

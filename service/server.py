@@ -1,6 +1,7 @@
 """Running the application: the port is taken and the gallery tried before anything is promised."""
 
 import asyncio
+import logging
 import os
 import socket
 from functools import partial
@@ -18,6 +19,8 @@ from service.settings import Settings
 from service.telemetry import FOLDER_VARIABLE, Telemetry
 from service.tracing import Tracing
 
+log = logging.getLogger(__name__)
+
 _SHUTDOWN_SECONDS = 30
 """Given to accepted requests when the service is told to end."""
 _HEALTHY_SECONDS = 30
@@ -31,6 +34,8 @@ def run(settings: Settings, *, announce: str = "") -> None:
     with _listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        if not settings.keys:
+            log.warning("NO API KEYS: everybody who reaches %s may search, change and re-index the gallery", address)
         print(f"Lookalike serves on {address} (stop with Ctrl-C)", flush=True)
         if announce:
             print(announce.format(address=address), flush=True)

@@ -81,7 +81,7 @@ MISTAKES = [
     ("reindex {shop}/gallery-source/catalogue.csv --gallery {shop}/bundle --bundle {shop}/bundle", "is not a gallery"),
     ("serve --gallery {shop}/nothing --bundle {shop}/bundle", "No gallery at"),
     ("serve --gallery {shop}/gallery --bundle {shop}/other", "was indexed with bundle"),
-    ("serve --gallery {shop}/gallery --bundle {shop}/bundle --host 192.0.2.1", "Cannot listen on 192.0.2.1:8000"),
+    ("serve --gallery {shop}/gallery --host 192.0.2.1", "without API keys"),
     ("train --data nonsense --out {shop}/run", "Unknown data 'nonsense'"),
     ("train --data folder:{shop}/nothing --out {shop}/run", "No folder at"),
     ("train --data folder:{shop} --out {shop}/run --set epochs=many", "epochs='many'"),
