@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
-from _shop import BLOCK, TOP, Case, Choice, Shop, faiss
+from _shop import BLOCK, TOP, Case, Choice, Rows, Shop, faiss
 
 LADDER = (10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
 """Efforts that a peer is tried with until it reaches a recall."""
@@ -41,8 +41,10 @@ class Peer(Contender, Protocol):
 class RawFaiss:
     """A graph of FAISS searched without a gallery around it."""
 
-    def __init__(self, index: Any, name: str, seconds: float = 0.0) -> None:
+    def __init__(self, index: Any, name: str, seconds: float = 0.0, order: Rows | None = None) -> None:
+        """Position p of the index holds row order[p] of the shop, or row p."""
         self.name, self.seconds, self.index = name, seconds, index
+        self._order = np.arange(index.ntotal) if order is None else order
         self._parameters = cache(self._parameters_of)
 
     @classmethod
@@ -64,14 +66,15 @@ class RawFaiss:
     def _parameters_of(self, effort: int, choice: Choice | None) -> Any:
         if choice is None:
             return faiss.SearchParametersHNSW(efSearch=effort)
-        selector = faiss.IDSelectorBitmap(np.packbits(choice.mask, bitorder="little"))
+        selector = faiss.IDSelectorBitmap(np.packbits(choice.mask[self._order], bitorder="little"))
         return faiss.SearchParametersHNSW(efSearch=effort, sel=selector)
 
     def ask(self, case: Case) -> Any:
         return self.index.search(case.query, TOP, params=self._parameters(self._effort, case.choice))
 
     def rows(self, answer: Any) -> Sequence[int]:
-        rows: list[int] = answer[1][0].tolist()
+        found = answer[1][0]
+        rows: list[int] = self._order[found[found >= 0]].tolist()
         return rows
 
     def close(self) -> None:

@@ -28,9 +28,10 @@ from _shop import TOP, Case, Choice, Kind, Shop, embedded_shop, faiss, filtered_
 from _table import Row, make_row, print_table, write_json
 from _timing import THREADS, Process, latencies, rates, recall_of, search_turn, tuned
 
+from index.arrays import open_arrays
 from index.compaction import GENERATIONS
 from index.gallery import Gallery, open_gallery
-from index.generations import INDEX_FILE
+from index.generations import INDEX_FILE, RECORDS_FILE
 from index.items import Found
 
 FULL, QUICK = (512, [100_000, 1_000_000]), (64, [25_000])
@@ -184,7 +185,9 @@ class Benchmark:
         peers: list[Peer] = []
         try:
             if len(self._shop.vectors) > PEERS_UP_TO:
-                raw = RawFaiss(faiss.read_index(str(file)), "raw FAISS, the generation's own index")
+                # Images were stored in the order of the shop's rows, so their keys count these from 1.
+                order = open_arrays(self._generation() / RECORDS_FILE)["keys"] - 1
+                raw = RawFaiss(faiss.read_index(str(file)), "raw FAISS, the generation's own index", order=order)
             else:
                 like = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
                 raw = RawFaiss.built(self._shop, like, THREADS)

@@ -59,8 +59,10 @@ LADDER = {
 }
 """Efforts to try, from fast to accurate: the graph's efSearch, or the inverted lists to read."""
 CHUNK = 1 << 16
-GATHERED = 1024
-"""Selected vectors up to which they are copied together once, rather than looked for at every search."""
+GATHERED, GATHERED_SHARE = 1024, 64
+"""Selected vectors up to which they are copied together once, rather than looked for at every search; of a selection
+that is used again so many, or one in so many of all.
+"""
 
 # What searches cost, in vectors read at random places; only ratios matter, to choose between walking and scanning.
 STEP_COST = {"hnsw": 16.0, "ivf": 64.0}
@@ -101,6 +103,7 @@ class Selection:
     def __init__(self, mask: NDArray[np.bool_]) -> None:
         self.mask = mask
         self.count = int(np.count_nonzero(mask))
+        self.scans = 0
         self._gathered: tuple[NDArray[np.int64], Index] | None = None
 
     @cached_property
@@ -198,15 +201,21 @@ class Searcher:
         found: Results
         if selection is None:
             found = self.storage.search(queries, count)
-        elif selection.count > GATHERED:
-            found = _found(self.storage, queries, count, selection.parameters)
-        elif selection.count:
+        elif not selection.count:
+            found = _unfilled(len(queries), count)
+        elif self._gathers(selection):
             positions, block = selection.gathered(self.storage)
             scores, places = block.search(queries, count)
             found = scores, np.where(places < 0, -1, positions[places])
         else:
-            found = _unfilled(len(queries), count)
+            found = _found(self.storage, queries, count, selection.parameters)
         return found
+
+    def _gathers(self, selection: Selection) -> bool:
+        """Whether copying the selected vectors together pays."""
+        selection.scans += 1
+        again = selection.scans > 1 and selection.count <= self.count // GATHERED_SHARE
+        return again or selection.count <= GATHERED
 
 
 def _found(index: Index, queries: Queries, count: int, parameters: Any) -> Results:
