@@ -24,6 +24,7 @@ from index.generations import (
     INDEX_FILE,
     Generation,
     GenerationError,
+    Manifest,
     Records,
     open_generation,
     pack,
@@ -49,6 +50,11 @@ class CompactionError(LookalikeError):
     """The next generation could not be written; the last one stays."""
 
     kind = "compaction"
+
+
+class _Last(NamedTuple):
+    generation: Generation
+    manifest: Manifest
 
 
 class _Base(NamedTuple):
@@ -96,10 +102,11 @@ def compact(
     try:
         with catalogue.reading() as reader:
             bundle = reader.bundle(bundle.id) or bundle
+            last = None if rebuild else _last(root, bundle)
+            if last and last.generation.change == reader.change() and _is_good(last.manifest):
+                return bundle.generation  # all else that is read below is for what changed
             records = read_records(reader, bundle.key)
-            base = None if rebuild else _base(root, bundle, records)
-            if base and base.generation.change == records.change:
-                return bundle.generation
+            base = _base(last, records) if last else None
             since = base.generation.change if base else 0
             fresh = records.keys[records.changes > since]
             vectors = _scratch(scratch, (len(fresh), bundle.dimension))
@@ -129,21 +136,34 @@ def _scratch(path: Path, shape: tuple[int, int]) -> NDArray[np.float16]:
     return np.memmap(path, np.float16, "r+", shape=shape)
 
 
-def _base(root: Path, bundle: BundleRow, records: Records) -> _Base | None:
-    """The last generation, if it is whole and can be extended to what the catalogue holds now."""
+def _last(root: Path, bundle: BundleRow) -> _Last | None:
+    """The last generation, if there is one and it is whole."""
     if bundle.generation is None:
         return None
     try:
-        generation, manifest = open_generation(root / bundle.generation)
+        return _Last(*open_generation(root / bundle.generation))
     except GenerationError:
         return None
+
+
+def _base(last: _Last, records: Records) -> _Base | None:
+    """The last generation, if it can be extended to what the catalogue holds now."""
+    generation = last.generation
     # A position stays good while its image has the same vector.
     kept = records.keys[records.changes <= generation.change]
     keys = np.where(np.isin(generation.keys, kept), generation.keys, DEAD)
-    dead = np.count_nonzero(keys == DEAD)
-    if manifest.plan.kind != ann.choose_kind(len(records.keys)) or dead > _MOST_DEAD * len(keys):
+    if not _fits(last.manifest.plan, len(records.keys), len(keys), int(np.count_nonzero(keys == DEAD))):
         return None
-    return _Base(generation, manifest.plan, keys)
+    return _Base(generation, last.manifest.plan, keys)
+
+
+def _is_good(manifest: Manifest) -> bool:
+    return _fits(manifest.plan, manifest.images, manifest.images + manifest.dead, manifest.dead)
+
+
+def _fits(plan: ann.Plan, images: int, positions: int, dead: int) -> bool:
+    """Whether an index is of the kind for so many images, and not too full of positions that have gone."""
+    return plan.kind == ann.choose_kind(images) and dead <= _MOST_DEAD * positions
 
 
 def _write(
