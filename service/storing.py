@@ -5,10 +5,13 @@ becomes a mixture of two requests, whichever process of the service they reach.
 """
 
 from collections.abc import Callable, Mapping
+from time import perf_counter
 from typing import Annotated, NamedTuple, ParamSpec, TypeVar
 
 import anyio.to_thread
+import numpy as np
 from fastapi import Header
+from numpy.typing import NDArray
 
 from index.catalogue import VersionConflict
 from index.gallery import Gallery
@@ -18,7 +21,7 @@ from service.backend import Backend
 from service.item_schemas import Photo
 from service.models import Model, NotReady
 from service.problems import CONFLICT, ITEM_MISSING, ProblemError
-from service.walking import look, photo_bytes
+from service.walking import embed, photo_bytes
 
 Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
@@ -181,19 +184,24 @@ async def _embedded(backend: Backend, model: Model, item_id: str, photos: Mappin
             _new_one, backend, model, data, known.get(image_id), limiter=backend.decoders
         )
         if new:
-            looked = await look(backend, data, model=model)
-            images.append(NewImage(image_id, new.digest, looked.vector, new.thumbnail))
+            embedded = await embed(backend, model, new.pixels)
+            images.append(NewImage(image_id, new.digest, embedded.vector, new.thumbnail))
     return images
 
 
 class _New(NamedTuple):
     digest: str
+    pixels: NDArray[np.uint8]
     thumbnail: bytes
 
 
 def _new_one(backend: Backend, model: Model, data: bytes, known: str | None) -> _New | None:
-    """What is stored of a photo beside its vector; none when it is the one that is known."""
+    """What a photo is embedded from and shown as, of one decoding; none when it is the one that is known."""
     name = digest(data)
     if name == known:
         return None
-    return _New(name, thumbnail(decode(data, backend.settings.image_limits, model.bundle.preprocessing)))
+    rule, begun = model.bundle.preprocessing, perf_counter()
+    picture = decode(data, backend.settings.image_limits, rule)
+    pixels = rule.apply(picture)
+    backend.telemetry.stage("decode", perf_counter() - begun)
+    return _New(name, pixels, thumbnail(picture))
