@@ -6,7 +6,6 @@ comes from a process beside, on those cores too.
 
 import argparse
 import io
-import json
 import re
 import socket
 import statistics
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 from _load import Load, closed_load, form_request, open_load
 from _table import Row, make_row, print_table, write_json
+from embed import untrained_run
 from PIL import Image
 
 from index.bundle import Bundle
@@ -31,7 +31,6 @@ from index.images import decode, load_pixels
 from index.reindex import run_reindex
 from index.sources import Source
 from training.backbones import EmbeddingModel
-from training.checkpoints import RunFolder
 from training.config import TrainingConfig
 from training.data.photos import shop_data
 from training.data.sample_shop import write_shop
@@ -76,13 +75,8 @@ def prepare(folder: Path) -> tuple[Bundle, Path, list[bytes]]:
     config = TrainingConfig()
     torch.manual_seed(0)
     model = EmbeddingModel(config.backbone, input_size=config.preprocessing.input_size).eval()
-    run = RunFolder(folder / "run")
-    run.start(config, "sample", resume=False)
-    run.save_best(model.state_dict())
-    run.write_result({"epoch": 0})
-    (folder / "run" / "metrics.jsonl").write_text(json.dumps({"epoch": 0}) + "\n", encoding="utf-8")
     data = shop_data(shop)
-    bundle = export_run(run, folder / "bundle", data.test[:8])
+    bundle = export_run(untrained_run(folder / "run", config, model), folder / "bundle", data.test[:8])
     source = Source([shop / "catalogue.csv"])
     run_reindex(source, gallery=folder / "gallery", bundle=bundle, rejects_file=folder / "rejects.csv")
     files = [photo.path for photo in (*data.train, *data.test)][:32]

@@ -89,6 +89,10 @@ class Plan(Frozen):
     queries: int = Field(description="held-out vectors that measured the recall; exact: 0")
 
 
+EXACT = Plan(kind="exact", effort=0, filtered_effort=0, recall=1.0, target=1.0, queries=0)
+"""For an index that was made only to be scanned."""
+
+
 class Built(NamedTuple):
     """An index with its plan; its newest positions hold the rows `order` of the vectors that it was given."""
 

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from index.ann import Plan, Searcher, Selection, exact_index
+from index.ann import EXACT, Searcher, Selection, exact_index
 from index.items import StoredImage
 from index.reader import ImageRow
 
-EXACT = Plan(kind="exact", effort=0, filtered_effort=0, recall=1.0, target=1.0, queries=0)
 _SMALL = 4096
 """Blocks up to this size are made anew with what is added; copying more would slow down the searches."""
 

@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from index.ann import IndexFileError, Plan, Searcher, exact_index, open_index, write_index
+from index.ann import EXACT, IndexFileError, Plan, Searcher, exact_index, open_index, write_index
 from index.arrays import ArraysError, Texts, open_arrays, pack_texts, write_arrays
 from index.columns import Columns, encode_columns
-from index.delta import EXACT
 from index.errors import LookalikeError
 from index.files import fsync_directory, pieces_digest, write_text
 from index.items import Frozen, Item, StoredImage

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from index.errors import LookalikeError
 from index.items import Frozen
+from index.processes import is_running
 
 JOBS_FILE = "jobs.sqlite"
 State = Literal["running", "done", "partial", "failed", "cancelled", "interrupted"]
@@ -150,7 +151,7 @@ class JobLog:
         except BlockingIOError:
             return True
         except FileNotFoundError:  # begun, but its process has not yet got to hold it
-            return host != socket.gethostname() or _is_alive(process)
+            return host != socket.gethostname() or is_running(process)
         return False
 
     def lock_file(self, job_id: int) -> Path:
@@ -222,13 +223,3 @@ def opened_jobs(directory: Path) -> Iterator[JobLog]:
         yield log
     finally:
         log.close()
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -2,12 +2,10 @@
 
 import io
 import json
-import resource
 import shutil
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from index.errors import LookalikeError
 from index.gallery import open_gallery
 from index.snapshots import SnapshotError, restore, snapshot
 from index.verification import verify
+from tests.support.disk import files_up_to
 from tests.support.filled_gallery import BUNDLE, entry, fill, vector
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery
@@ -154,23 +153,12 @@ def test_a_full_disk_leaves_nothing_behind(gallery: Path, tmp_path: Path) -> Non
     snapshot(gallery, file)
     target.mkdir()
     for size in (40_000, file.stat().st_size - 1000):  # while the catalogue is copied, and while the file is written
-        with largest_file(size), pytest.raises(SnapshotError, match="nothing of it was left"):
+        with files_up_to(size), pytest.raises(SnapshotError, match="nothing of it was left"):
             snapshot(gallery, target / "backup.tar")
         assert list(target.iterdir()) == []
-    with largest_file(40_000), pytest.raises(SnapshotError, match="nothing of it was left"):
+    with files_up_to(40_000), pytest.raises(SnapshotError, match="nothing of it was left"):
         restore(file, target / "gallery")
     assert list(target.iterdir()) == []
-
-
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Writing fails behind that many bytes of a file, as it does on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_gallery_is_restored_into_a_new_or_empty_folder_only(gallery: Path, tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
 """Kills, full disks and damaged files: nothing that was acknowledged is lost, and searches go on."""
 
-import resource
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -14,6 +12,7 @@ import pytest
 from index.errors import LookalikeError
 from index.gallery import Gallery, open_gallery
 from index.items import Item
+from tests.support.disk import files_up_to
 
 from .plain import BUNDLE, PlainGallery, photo, shop, unit
 from .writing_process import DIMENSION, forging, write
@@ -116,17 +115,6 @@ def test_a_compaction_that_is_killed_at_any_moment_changes_nothing(tmp_path: Pat
     check_searches(gallery, plain, seed % 2**32, dimension=8)
     assert contents(gallery) == plain_contents(plain)
     gallery.close()
-
-
-@contextmanager
-def files_up_to(size: int) -> Iterator[None]:
-    """No file grows beyond a size: writing fails as on a full disk. Python ignores the signal that comes with it."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture

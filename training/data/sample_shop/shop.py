@@ -20,6 +20,7 @@ from PIL import Image
 
 from index.errors import LookalikeError
 from index.files import fsync_directory, write_text
+from index.processes import is_running
 from training.data.sample_shop.products import NAMES, Product, design_products
 from training.data.sample_shop.render import Model
 from training.data.sample_shop.scenes import take_photo
@@ -221,18 +222,8 @@ def _remove_leftovers(directory: Path) -> None:
     for purpose in ("building", "replaced"):
         for folder in directory.parent.glob(f".{glob.escape(directory.name)}.*.{purpose}"):
             owner = folder.name.split(".")[-2]
-            if owner.isdigit() and (int(owner) == os.getpid() or not _is_running(int(owner))):
+            if owner.isdigit() and (int(owner) == os.getpid() or not is_running(int(owner))):
                 shutil.rmtree(folder)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _put_in_place(building: Path, directory: Path) -> None:
