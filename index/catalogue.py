@@ -40,6 +40,7 @@ class VersionConflict(LookalikeError):
 
 
 _ANY_VERSION: Mapping[str, int | None] = MappingProxyType({})
+_NO_IMAGES: Mapping[str, Iterable[str]] = MappingProxyType({})
 
 
 @contextmanager
@@ -133,8 +134,9 @@ class Catalogue:
         entries: Iterable[tuple[Item, Sequence[NewImage]]],
         bundle_id: str,
         expected: Mapping[str, int | None] = _ANY_VERSION,
+        without: Mapping[str, Iterable[str]] = _NO_IMAGES,
     ) -> int:
-        """Stores items and the given images of each; other images of an item stay.
+        """Stores items and the given images of each; other images of an item stay, save those named in `without`.
 
         Answers the number of the newest change; storing what is already there is none.
         """
@@ -144,6 +146,8 @@ class Catalogue:
                 key = self._store_item(item, change)
                 for image in images:
                     self._store_image(key, image, self._bundle(bundle_id, image), change)
+            for item_id, image_ids in without.items():
+                self._remove_named(item_id, image_ids, change)
         return self.read.change()
 
     def _check_versions(self, expected: Mapping[str, int | None]) -> None:
@@ -225,12 +229,15 @@ class Catalogue:
         self, item_id: str, image_ids: Iterable[str], expected: Mapping[str, int | None] = _ANY_VERSION
     ) -> int:
         """Removes images of an item that stays; unknown ones are ignored. Answers the newest change."""
-        query = "SELECT images.key FROM images JOIN items ON item = items.key WHERE items.id = ? AND images.id = ?"
         with self._writing() as change:
             self._check_versions(expected)
-            for image_id in image_ids:
-                self._remove_images([key for (key,) in self._db.execute(query, (item_id, image_id))], change)
+            self._remove_named(item_id, image_ids, change)
         return self.read.change()
+
+    def _remove_named(self, item_id: str, image_ids: Iterable[str], change: int) -> None:
+        query = "SELECT images.key FROM images JOIN items ON item = items.key WHERE items.id = ? AND images.id = ?"
+        for image_id in image_ids:
+            self._remove_images([key for (key,) in self._db.execute(query, (item_id, image_id))], change)
 
     def _remove_images(self, keys: list[int], change: int) -> None:
         for key in keys:

@@ -77,8 +77,9 @@ class EmbeddedGallery:
         bundle_id: str,
         *,
         expected: Mapping[str, int | None] | None = None,
+        without: Mapping[str, Iterable[str]] | None = None,
     ) -> int:
-        return self._catalogue.upsert(entries, bundle_id, expected or {})
+        return self._catalogue.upsert(entries, bundle_id, expected or {}, without or {})
 
     def delete(self, item_ids: Iterable[str], *, expected: Mapping[str, int | None] | None = None) -> int:
         return self._catalogue.delete(item_ids, expected or {})

@@ -78,11 +78,13 @@ class Gallery(Protocol):
         bundle_id: str,
         *,
         expected: Mapping[str, int | None] | None = None,
+        without: Mapping[str, Iterable[str]] | None = None,
     ) -> int:
         """Stores items and images with their vectors; the first bundle of a gallery becomes the live one.
 
-        `expected` names the versions of items that the write rests on, none for one that must be new; when one differs
-        nothing is written and VersionConflict is raised. The same holds for the deletions.
+        Other images of an item stay, save those that `without` names for it. `expected` names the versions of items
+        that the write rests on, none for one that must be new; when one differs nothing is written and VersionConflict
+        is raised. The same holds for the deletions.
         """
 
     def delete(self, item_ids: Iterable[str], *, expected: Mapping[str, int | None] | None = None) -> int:

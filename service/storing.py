@@ -4,7 +4,7 @@ A write rests on the version of the item that it read, and is done again when so
 becomes a mixture of two requests, whichever process of the service they reach.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from time import perf_counter
 from typing import Annotated, NamedTuple, ParamSpec, TypeVar
 
@@ -102,8 +102,8 @@ async def store(
         seen = await in_thread(backend, backend.gallery.stored, item_id)
         wanted.check(item_id, seen)
         item = become(seen)
-        held = {image.id: image.digest for image in seen.images} if seen else {}
-        surplus = {name: held[name] for name in held.keys() - photos.keys()} if only else {}
+        held = {image.id for image in seen.images} if seen else set()
+        surplus = held - photos.keys() if only else set()
         model = backend.models.current() if photos else None
         images = await _embedded(backend, model, item_id, photos) if model else []
         bundle_id = model.bundle.id if model else ""
@@ -135,20 +135,14 @@ async def remove(backend: Backend, item_id: str, wanted: Conditions, delete: Cal
 
 
 def _write(
-    gallery: Gallery, item: Item, images: list[NewImage], bundle_id: str, version: int | None, surplus: dict[str, str]
+    gallery: Gallery,
+    item: Item,
+    images: list[NewImage],
+    bundle_id: str,
+    version: int | None,
+    surplus: Collection[str] = (),
 ) -> None:
-    gallery.upsert([(item, images)], bundle_id, expected={item.id: version})
-    while surplus:
-        # New ones first, so that the item can be found all the while. One that somebody has put anew since stays.
-        now = gallery.stored(item.id)
-        gone = [image.id for image in now.images if surplus.get(image.id) == image.digest] if now else []
-        if not now or not gone:
-            return
-        try:
-            gallery.delete_images(item.id, gone, expected={item.id: now.version})
-            return
-        except VersionConflict:
-            continue
+    gallery.upsert([(item, images)], bundle_id, expected={item.id: version}, without={item.id: surplus})
 
 
 async def _follow(backend: Backend, item_id: str, photos: Mapping[str, Photo], model: Model) -> None:
@@ -167,7 +161,7 @@ async def _follow(backend: Backend, item_id: str, photos: Mapping[str, Photo], m
         images = await _embedded(backend, newer, item_id, photos)
         current = [image for image in images if held.get(image.id) == image.digest]
         try:
-            await in_thread(backend, _write, backend.gallery, seen.item, current, newer.bundle.id, seen.version, {})
+            await in_thread(backend, _write, backend.gallery, seen.item, current, newer.bundle.id, seen.version)
         except VersionConflict:
             continue
         model = newer

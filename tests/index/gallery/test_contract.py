@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from index.catalogue import VersionConflict
 from index.errors import LookalikeError
 from index.filters import Filter
 from index.gallery import BundleMismatch, Gallery
@@ -83,6 +84,17 @@ def test_an_upsert_without_images_changes_the_item_and_keeps_its_images(trio: Ga
     trio.upsert([(Item(id="mug", attributes={"price": 9}), [])], BUNDLE)
     (hit,) = trio.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, top=1).hits[0]
     assert hit.item == Item(id="mug", attributes={"price": 9})
+
+
+def test_new_images_take_the_place_of_others_in_one_change(trio: Gallery) -> None:
+    before = trio.stats().change
+    entry = (SHOE, [photo("sole", unit(0, 0, 1), 9)])
+    assert trio.upsert([entry], BUNDLE, without={"shoe": ["left", "right", "never there"]}) == before + 1
+    assert trio.digests("shoe", BUNDLE) == {"sole": f"{9:064x}"}
+    assert ids(trio, 0, 0, 1)[0] == "shoe"
+    with pytest.raises(VersionConflict):
+        trio.upsert([(SHOE, [])], BUNDLE, expected={"shoe": before}, without={"shoe": ["sole"]})
+    assert trio.digests("shoe", BUNDLE) == {"sole": f"{9:064x}"}
 
 
 def test_an_item_without_images_is_kept_but_not_found(gallery: Gallery) -> None:
