@@ -5,6 +5,7 @@ Every verb imports its engine only when it runs, so help is quick and serving ne
 
 import sys
 import traceback
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -38,9 +39,18 @@ app.add_typer(index.gallery_commands.app, name="gallery")
 app.add_typer(service.key_commands.app, name="keys")
 
 
+def _tell_version(asked: bool) -> None:
+    if asked:
+        print(f"lookalike {version('lookalike')}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    told: Annotated[
+        bool, typer.Option("--version", help="Tell the version and end.", callback=_tell_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Read by `main`, which takes `--debug` at any place of the line; declared here for the help."""
 
