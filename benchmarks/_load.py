@@ -73,6 +73,9 @@ async def _open(port: int, requests: Sequence[bytes], rate: float, count: int) -
 
     async def one(number: int) -> None:
         begun = time.perf_counter()
+        # The service has closed those that lay idle for some seconds.
+        while idle and idle[-1][0].at_eof():
+            idle.pop()[1].close()
         connection = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", port)
         status = await _send(connection, requests[number % len(requests)])
         latencies.append(time.perf_counter() - begun)

@@ -62,6 +62,7 @@ def compare(folder: Path, *, quick: bool) -> list[Row]:
         ours = running.enter_context(our_service(gallery))
         plain = running.enter_context(plain_service(folder / "vectors.npy"))
         rows = rate_rows(embedder, vectors, photos, ours.port, plain, rounds, count)
+        print_table(rows)  # what follows takes minutes
         best = max(row.ours for row in rows if row.name.startswith("our service, 32"))
         rows.append(latency_row(ours.port, photos, 0.8 * best, 200 if quick else 2000))
         if not quick:
