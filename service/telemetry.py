@@ -5,11 +5,11 @@ whichever is asked adds them up; what concerns the gallery is read from the gall
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from index.bundle import BundleCard
 from index.gallery import GalleryStats
+from index.jobs import JobRecord, State
 from service.tracing import Tracing
 
 FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
@@ -130,8 +131,16 @@ class Telemetry:
         with self._working.track_inprogress():
             yield
 
-    def exposition(self, stats: GalleryStats, card: BundleCard | None, provider: str | None) -> bytes:
-        """All metrics in Prometheus' text format."""
+    def exposition(
+        self,
+        stats: GalleryStats,
+        card: BundleCard | None,
+        provider: str | None,
+        *,
+        ready: bool,
+        jobs: Sequence[JobRecord],
+    ) -> bytes:
+        """All metrics in Prometheus' text format; `jobs` are the newest."""
         self.saw(stats.generation, stats.change)
         folder = os.environ.get(FOLDER_VARIABLE)
         if folder is None:
@@ -142,7 +151,7 @@ class Telemetry:
             MultiProcessCollector(shared, path=folder)  # type: ignore[no-untyped-call]
             pages = [generate_latest(shared)]
         rest = CollectorRegistry()
-        rest.register(_Now(stats, card, provider, processes))
+        rest.register(_Now(stats, card, provider, ready, jobs, processes))
         return b"".join([*pages, generate_latest(rest)])
 
 
@@ -167,11 +176,19 @@ class _Now(Collector):
     """What is read when it is asked for: the gallery, the bundle and the processes."""
 
     def __init__(
-        self, stats: GalleryStats, card: BundleCard | None, provider: str | None, processes: list[int]
+        self,
+        stats: GalleryStats,
+        card: BundleCard | None,
+        provider: str | None,
+        ready: bool,
+        jobs: Sequence[JobRecord],
+        processes: list[int],
     ) -> None:
         self._stats = stats
         self._card = card
         self._provider = provider
+        self._ready = ready
+        self._jobs = jobs
         self._processes = processes
 
     def collect(self) -> Iterable[Metric]:
@@ -190,7 +207,20 @@ class _Now(Collector):
             facts = {"id": self._card.id, "backbone": self._card.backbone, "loss": self._card.loss}
             told = "The model that compares."
             yield InfoMetricFamily("lookalike_bundle", told, value={**facts, "provider": str(self._provider)})
+        yield GaugeMetricFamily("lookalike_ready", "1 while /readyz says that a search can be answered.", self._ready)
+        yield self._of_jobs()
+        told = "What the processes may use together: the container's limit, or else the machine's memory."
+        yield GaugeMetricFamily("lookalike_memory_limit_bytes", told, value=memory_limit())
         yield from _of_processes(self._processes)
+
+    def _of_jobs(self) -> Metric:
+        """Every state is told, so that a rule can compare those that there were with those that there were not."""
+        told = "When the newest job of this state ended or was last heard of; 0: there was none lately."
+        family = GaugeMetricFamily("lookalike_job_updated_timestamp_seconds", told, labels=["state"])
+        for state in get_args(State):
+            newest = max((job.updated for job in self._jobs if job.state == state), default=0)
+            family.add_metric([state], newest)
+        return family
 
 
 def _of_processes(processes: list[int]) -> Iterable[Metric]:
@@ -201,3 +231,13 @@ def _of_processes(processes: list[int]) -> Iterable[Metric]:
             family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
             family.samples += [sample._replace(labels={"pid": str(process)}) for sample in metric.samples]
     return families.values()
+
+
+def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """What the kernel lets the service have before it kills it."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = (groups / "memory.max").read_text(encoding="ascii").strip()
+    except OSError:  # on the machine itself, or with control groups of version 1
+        return machine
+    return machine if limit == "max" else min(machine, int(limit))

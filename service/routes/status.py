@@ -1,15 +1,25 @@
 """What the service is and whether it can answer: for the page, for people and for probes."""
 
+import logging
+import sqlite3
+from pathlib import Path
+
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from index.bundle import BundleCard
+from index.jobs import JobRecord, opened_jobs
 from service.access import MaySearch
 from service.backend import Serving
 from service.problems import ACCESS, NOT_READY, ProblemError, documented
 from service.schemas import BundleStatus, GalleryStatus, Health, Limits, Status
 
+log = logging.getLogger(__name__)
+
 router = APIRouter(tags=["status"])
+
+_LOOKED_AT = 100
+"""Jobs among which the newest of each state is looked for."""
 
 
 @router.get(
@@ -60,6 +70,20 @@ def metrics(serving: Serving) -> Response:
     """Where keys are on, the scraper needs one with the scope search."""
     model = serving.models.loaded
     page = serving.telemetry.exposition(
-        serving.gallery.stats(), model.bundle.card if model else None, model.embedder.provider if model else None
+        serving.gallery.stats(),
+        model.bundle.card if model else None,
+        model.embedder.provider if model else None,
+        ready=model is not None and not serving.leaving,
+        jobs=_newest_jobs(Path(serving.settings.gallery)),
     )
     return Response(page, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _newest_jobs(gallery: Path) -> list[JobRecord]:
+    """None when the history cannot be read: a full disk must not hide all other figures."""
+    try:
+        with opened_jobs(gallery) as history:
+            return history.newest(_LOOKED_AT)
+    except sqlite3.Error as error:
+        log.warning("the history of jobs cannot be read: %s", error)
+        return []

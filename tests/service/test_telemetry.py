@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import httpx
 import pytest
@@ -23,11 +23,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
 
+from index.jobs import JOBS_FILE, State, opened_jobs
 from service.keys import KeyRing
 from service.logs import JsonFormatter, TextFormatter
 from service.settings import Settings
+from service.telemetry import memory_limit
 from tests.service.conftest import problem, serving
-from tests.support.tiny_gallery import tiny_photo
+from tests.support.tiny_bundle import make_tiny_bundle
+from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
 
 PHOTO = {"image": tiny_photo(2, 5)}
 
@@ -77,6 +80,42 @@ def test_the_gallery_and_the_model_are_told(fresh: httpx.Client) -> None:
         assert before - 1 <= told[f"lookalike_gallery_{what}_seen_timestamp_seconds"] <= time.time()
     (bundle,) = [name for name in told if name.startswith("lookalike_bundle_info")]
     assert status["bundle"]["id"] in bundle and status["provider"] in bundle
+
+
+def test_the_newest_job_of_each_state_is_told(settings: Settings, tmp_path: Path) -> None:
+    bundle = make_tiny_bundle(tmp_path / "bundle")
+    gallery = make_tiny_gallery(tmp_path / "gallery", bundle)
+    with serving(settings.model_copy(update={"gallery": gallery, "bundle": bundle})) as client:
+        with opened_jobs(gallery) as history:
+            done = history.newest()[0].updated
+            history.begin("catalogue.csv", "b" * 16).update(state="failed", message="no such table")
+            failed = history.newest()[0].updated
+        told = figures(client.get("/metrics").text)
+        ended = {state: told[f"lookalike_job_updated_timestamp_seconds{{state={state}}}"] for state in get_args(State)}
+        never = {"running": 0, "partial": 0, "cancelled": 0, "interrupted": 0}
+        assert ended == {"done": done, "failed": failed, **never}
+        (gallery / JOBS_FILE).write_bytes(b"no database" * 1000)
+        broken = client.get("/metrics")
+        assert broken.status_code == 200 and "lookalike_gallery_items 8" in broken.text
+
+
+def test_a_service_with_nothing_to_search_is_not_ready(settings: Settings, tmp_path: Path) -> None:
+    empty = settings.model_copy(update={"gallery": tmp_path / "gallery", "bundle": None, "create": True})
+    with serving(empty) as client:
+        assert client.get("/readyz").status_code == 503
+        assert figures(client.get("/metrics").text)["lookalike_ready"] == 0
+    with serving(settings) as client:
+        assert client.get("/readyz").status_code == 200
+        assert figures(client.get("/metrics").text)["lookalike_ready"] == 1
+
+
+def test_the_memory_limit_is_the_containers_or_else_the_machines(tmp_path: Path) -> None:
+    machine = memory_limit(tmp_path)
+    assert machine > 2**28
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_limit(tmp_path) == machine
+    (tmp_path / "memory.max").write_text("134217728\n")
+    assert memory_limit(tmp_path) == 2**27
 
 
 def test_every_metric_of_the_operators_page_is_told(fresh: httpx.Client) -> None:
