@@ -1,0 +1,136 @@
+# Three images of one source; docs/deploy.md tells how they are used.
+#   docker build --target serve --tag lookalike .              serves and indexes on CPUs, without PyTorch
+#   docker build --target serve-gpu --tag lookalike:gpu .      the same on an NVIDIA GPU
+#   docker build --target train --tag lookalike:train .        trains and exports too
+ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+# ONNX Runtime for GPUs takes CUDA 13 and cuDNN 9 from the image.
+ARG CUDA_IMAGE=docker.io/nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04
+
+FROM ${PYTHON_IMAGE} AS python
+
+FROM ${CUDA_IMAGE} AS python-gpu
+RUN command -v python3 >/dev/null || { \
+    apt-get update && apt-get install --yes --no-install-recommends python3 && rm -rf /var/lib/apt/lists/*; }
+
+# --- Building: dependencies lie in a layer of their own, which a change of our source leaves alone ----------
+
+# A list of requirements for each extra. The next stages copy the lists: what else changes in the file costs nothing.
+FROM python AS requirements
+WORKDIR /requirements
+COPY pyproject.toml /
+RUN python3 -c 'import pathlib, tomllib; \
+project = tomllib.loads(pathlib.Path("/pyproject.toml").read_text())["project"]; \
+lists = {"core": project["dependencies"], **project["optional-dependencies"]}; \
+[pathlib.Path(name + ".txt").write_text("\n".join(lists[name])) for name in lists]'
+
+FROM python AS builder
+# An index of packages of your own, where pip's configuration in the base image does not name it already.
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+# Without pip: the builder's installs into it, and no image carries one.
+RUN python3 -m venv --without-pip /opt/lookalike
+COPY constraints.txt ./
+COPY --from=requirements /requirements ./
+
+FROM builder AS dependencies
+# More extras of pyproject.toml, such as "otel parquet remote".
+ARG EXTRAS=""
+# Compiled now, and never checked against the sources' times: nothing can be written where it runs.
+RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --constraint constraints.txt \
+      $(printf -- '--requirement %s.txt ' core cpu ${EXTRAS}) \
+ && python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib
+
+FROM builder AS dependencies-train
+ARG EXTRAS=""
+RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --constraint constraints.txt \
+      $(printf -- '--requirement %s.txt ' core cpu train ${EXTRAS}) \
+ && python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib
+
+FROM python-gpu AS dependencies-gpu
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+WORKDIR /build
+RUN python3 -m pip --version 2>/dev/null || { \
+    apt-get update && apt-get install --yes --no-install-recommends python3-pip python3-venv; }
+RUN python3 -m venv --without-pip /opt/lookalike
+COPY constraints.txt ./
+COPY --from=requirements /requirements ./
+ARG EXTRAS=""
+RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --constraint constraints.txt \
+      $(printf -- '--requirement %s.txt ' core gpu ${EXTRAS}) \
+ && python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib
+
+# Our own code, beside the dependencies and the same in all images: an upgrade fetches this small layer.
+FROM builder AS package
+WORKDIR /source
+COPY pyproject.toml README.md LICENSE lookalike.py ./
+COPY index index
+COPY service service
+COPY training training
+RUN python3 -m pip install --no-compile --no-deps --target /app . \
+ && sed --in-place '1s|.*|#!/opt/lookalike/bin/python|' /app/bin/lookalike \
+ && python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /app
+
+# --- Running: no pip, no build tools, no root ---------------------------------------------------------------
+
+FROM python AS runtime
+# The gallery is a folder within its volume, so that a snapshot can be restored beside it and then take its name.
+ENV PATH=/app/bin:/opt/lookalike/bin:${PATH} PYTHONPATH=/app PYTHONUNBUFFERED=1 HOME=/tmp \
+    LOOKALIKE_HOST=0.0.0.0 LOOKALIKE_GALLERY=/data/gallery LOOKALIKE_KEYS=/keys/keys.json
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lookalike \
+ && install --directory --owner 10001 --group 10001 --mode 0750 /data /keys
+WORKDIR /data
+USER 10001:10001
+
+FROM runtime AS train
+COPY --from=dependencies-train /opt/lookalike /opt/lookalike
+COPY --from=package /app /app
+CMD ["lookalike", "--help"]
+ARG VERSION=unreleased
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Lookalike, training" \
+      org.opencontainers.image.description="Trains and exports the models of Lookalike's visual product search" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+
+FROM python-gpu AS serve-gpu
+ENV PATH=/app/bin:/opt/lookalike/bin:${PATH} PYTHONPATH=/app PYTHONUNBUFFERED=1 HOME=/tmp \
+    LOOKALIKE_HOST=0.0.0.0 LOOKALIKE_GALLERY=/data/gallery LOOKALIKE_KEYS=/keys/keys.json
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lookalike \
+ && install --directory --owner 10001 --group 10001 --mode 0750 /data /keys
+WORKDIR /data
+USER 10001:10001
+EXPOSE 8000
+HEALTHCHECK --interval=30s --timeout=5s --start-period=60s CMD ["python", "-c", "import http.client, os; \
+probe = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('LOOKALIKE_PORT') or 8000), timeout=4); \
+probe.request('GET', '/healthz'); raise SystemExit(probe.getresponse().status != 200)"]
+COPY --from=dependencies-gpu /opt/lookalike /opt/lookalike
+COPY --from=package /app /app
+CMD ["lookalike", "serve"]
+ARG VERSION=unreleased
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Lookalike, on a GPU" \
+      org.opencontainers.image.description="Visual product search: photos in, similar products out" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+
+FROM runtime AS serve
+EXPOSE 8000
+HEALTHCHECK --interval=30s --timeout=5s --start-period=60s CMD ["python", "-c", "import http.client, os; \
+probe = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('LOOKALIKE_PORT') or 8000), timeout=4); \
+probe.request('GET', '/healthz'); raise SystemExit(probe.getresponse().status != 200)"]
+COPY --from=dependencies /opt/lookalike /opt/lookalike
+COPY --from=package /app /app
+CMD ["lookalike", "serve"]
+ARG VERSION=unreleased
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Lookalike" \
+      org.opencontainers.image.description="Visual product search: photos in, similar products out" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
