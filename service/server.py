@@ -62,8 +62,18 @@ def _application(settings: Settings) -> FastAPI:
 
 
 async def _try(settings: Settings) -> None:
-    async with opened(settings, Telemetry(Tracing())):
-        pass
+    async with opened(settings, Telemetry(Tracing())) as backend:
+        if backend.keys is not None and not backend.keys.list():
+            log.warning(
+                "NO KEY YET in %s: every request is refused; make one with `lookalike keys create NAME --scope admin`",
+                settings.keys,
+            )
+        if backend.models.loaded is None:
+            log.warning(
+                "EMPTY GALLERY %s: there is nothing to search yet; index a catalogue with `lookalike reindex`, and the "
+                "service follows by itself",
+                settings.gallery,
+            )
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -23,7 +23,8 @@ class SettingsError(LookalikeError):
 class Settings(BaseSettings):
     """The service's settings. A value given by name wins over the environment, and that over the file."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    # An empty variable is none: a compose file can take a setting back, but not remove it.
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid")
 
     gallery: str | Path = Field(description="the address of the gallery to search")
     bundle: Path | None = Field(

@@ -94,6 +94,15 @@ def test_an_option_wins_over_the_environment_and_that_over_the_file(
     assert (settings.host, settings.port, settings.rate) == ("127.0.0.1", 2, 3.5)
 
 
+def test_an_empty_variable_is_as_if_it_were_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KEYS", "RATE", "BUNDLE"):
+        monkeypatch.setenv(f"LOOKALIKE_{name}", "")
+    settings = load_settings(gallery="g", host="0.0.0.0")
+    assert (settings.keys, settings.rate, settings.bundle) == (None, 50, None)
+    with pytest.raises(SettingsError, match="without API keys"):
+        check_exposure(settings)
+
+
 def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOKALIKE_GALERY", "x")
     with pytest.raises(SettingsError, match="LOOKALIKE_GALERY"):

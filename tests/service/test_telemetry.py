@@ -230,6 +230,20 @@ def test_every_line_is_json_and_every_request_has_one(settings: Settings, tmp_pa
     assert token not in text and token.split("_")[2] not in text
 
 
+def test_a_first_start_says_what_is_missing_and_how_to_get_it(settings: Settings, tmp_path: Path) -> None:
+    keys, empty = tmp_path / "keys.json", settings.model_copy(update={"gallery": tmp_path / "gallery"})
+    with running(empty, tmp_path, LOOKALIKE_CREATE="true", LOOKALIKE_KEYS=str(keys)) as service:
+        waiting = problem(httpx.get(f"{service.address}/readyz"), 503, "not-ready")
+        assert "lookalike reindex" in waiting["remedy"]
+    told = service.log.read_text()
+    assert told.count("lookalike keys create") == told.count("lookalike reindex") == 1
+    assert f"NO KEY YET in {keys}" in told and f"EMPTY GALLERY {tmp_path / 'gallery'}" in told
+    KeyRing(keys).create("shop", ["search"])
+    with running(settings, tmp_path, LOOKALIKE_KEYS=str(keys)) as service:
+        pass
+    assert "WARNING" not in service.log.read_text()
+
+
 def test_processes_are_told_as_one_service(settings: Settings, tmp_path: Path) -> None:
     with running(settings, tmp_path, LOOKALIKE_WORKERS="2") as service:
         told: dict[str, float] = {}
