@@ -4,7 +4,7 @@ BIN := .venv/bin
 DEMO_DIR ?= demo
 PORT ?= 8000
 
-.PHONY: env demo test lint bench clean
+.PHONY: env demo test lint bench package sbom audit clean
 
 env: .venv/.complete
 
@@ -21,6 +21,12 @@ env: .venv/.complete
 	.venv-serve/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[cpu]"
 	touch $@
 
+# Tools that look at what is released, apart from it.
+.venv-release/.complete: constraints.txt
+	test -x .venv-release/bin/python || $(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build cyclonedx-bom pip-audit pip-licenses twine zizmor
+	touch $@
+
 demo: env
 	$(BIN)/lookalike demo --dir $(DEMO_DIR) --port $(PORT)
 
@@ -35,5 +41,23 @@ lint: env
 bench: env
 	@for benchmark in benchmarks/[a-z]*.py; do $(BIN)/python $$benchmark --quick || exit 1; done
 
+package: .venv-release/.complete
+	rm -rf dist
+	.venv-release/bin/python -m build
+	.venv-release/bin/twine check --strict dist/*
+
+# Of what a server gets and nothing else: the wheel with its extra `cpu`, no pip. GPL and unknown licences are refused.
+sbom: package
+	rm -rf build/serve && $(PYTHON) -m venv --without-pip build/serve
+	.venv-release/bin/python -m pip --python build/serve/bin/python install --quiet --disable-pip-version-check --constraint constraints.txt "$$(echo dist/*.whl)[cpu]"
+	build/serve/bin/lookalike --version
+	.venv-release/bin/pip-licenses --python build/serve/bin/python --partial-match --fail-on "GPL;GNU;EUPL;SSPL;UNKNOWN" --format markdown
+	.venv-release/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file build/lookalike.cdx.json build/serve/bin/python
+
+# Strict: a package that nobody could look up is a failure, not a pass.
+audit: .venv-release/.complete
+	.venv-release/bin/zizmor --offline --quiet .github
+	.venv-release/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints.txt
+
 clean:
-	rm -rf .venv .venv-serve demo build *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-serve .venv-release demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
