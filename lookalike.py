@@ -32,9 +32,9 @@ for verb in (
     index.commands.reindex,
     index.commands.jobs,
     index.commands.search,
-    service.commands.serve,
 ):
     app.command(no_args_is_help=True)(verb)
+app.command()(service.commands.serve)  # its settings may all come from variables
 app.add_typer(index.gallery_commands.app, name="gallery")
 app.add_typer(service.key_commands.app, name="keys")
 

@@ -79,6 +79,7 @@ MISTAKES = [
     ("reindex {shop}/bad.csv --gallery {shop}/new --bundle {shop}/bundle", "it has sku, photo"),
     ("reindex {shop}/gallery-source/catalogue.csv --gallery {shop}/new --bundle {shop}/nothing", "lookalike export"),
     ("reindex {shop}/gallery-source/catalogue.csv --gallery {shop}/bundle --bundle {shop}/bundle", "is not a gallery"),
+    ("serve", "gallery: Field required"),
     ("serve --gallery {shop}/nothing --bundle {shop}/bundle", "No gallery at"),
     ("serve --gallery {shop}/gallery --bundle {shop}/other", "was indexed with bundle"),
     ("serve --gallery {shop}/gallery --host 192.0.2.1", "without API keys"),
