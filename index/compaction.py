@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from index import ann
+from index import ann, building
 from index.catalogue import Catalogue
 from index.errors import LookalikeError
 from index.generations import (
@@ -163,7 +163,7 @@ def _is_good(manifest: Manifest) -> bool:
 
 def _fits(plan: ann.Plan, images: int, positions: int, dead: int) -> bool:
     """Whether an index is of the kind for so many images, and not too full of positions that have gone."""
-    return plan.kind == ann.choose_kind(images) and dead <= _MOST_DEAD * positions
+    return plan.kind == building.choose_kind(images) and dead <= _MOST_DEAD * positions
 
 
 def _write(
@@ -179,10 +179,10 @@ def _write(
     if base:
         index = ann.read_index(root / str(bundle.generation) / INDEX_FILE)
         plan: Any = base.plan.model_copy(update={"target": target})
-        built = ann.extend(index, plan, vectors, on_progress=on_progress)
+        built = building.extend(index, plan, vectors, on_progress=on_progress)
         keys = np.concatenate((base.keys, fresh[built.order]))
     else:
-        built = ann.build(vectors, target=target, on_progress=on_progress)
+        built = building.build(vectors, target=target, on_progress=on_progress)
         keys = fresh[built.order]
     name = _unused_name(root, f"{records.change:012d}-{bundle.id}")
     write_generation(

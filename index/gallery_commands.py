@@ -187,6 +187,8 @@ def _quality(manifest: "Manifest") -> str:
     plan = manifest.plan
     if plan.kind == "exact":
         return f"exact, recall@10 1 (target {plan.target})"
+    if plan.scans:
+        return f"{plan.kind}, recall@10 1 (target {plan.target}): no effort was enough, every vector is compared"
     return f"{plan.kind}, recall@10 {plan.recall:.4f} (target {plan.target}) at effort {plan.effort}"
 
 

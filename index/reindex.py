@@ -276,10 +276,11 @@ def _go_live(run: _Run) -> str:
     if is_new:
         _check_completeness(run)
         plan = gallery.prepare(bundle.id).plan
-        if plan.recall < plan.target and not rules.force:
+        if plan.scans and not rules.force:
             raise ReindexError(
-                f"The new generation's recall@10 is {plan.recall:.4f}, below {plan.target:.4f}; it did not go live.",
-                "Lower the gallery's target, or run again with --force.",
+                f"No effort of the new generation's index reaches a recall@10 of {plan.target:.4f}, so that searches "
+                "would compare with every vector, slowly; it did not go live.",
+                "Look at the model: its vectors have no structure. If it is right, run again with --force.",
             )
     if rules.queries is not None:
         recall = _labelled_recall(run, rules.queries)

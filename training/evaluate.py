@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from index import ann
+from index import ann, building
 from index.bundle import CARD_FILE, Bundle
 from index.embedder import Embedder
 from index.images import Preprocessing
@@ -109,7 +109,7 @@ def index_metrics(vectors: NDArray[np.float32], protocol: Protocol, ks: Sequence
     """The figures of the queries through a generation of the gallery's vectors: what the service would answer."""
     unit = unit_vectors(vectors)
     depth = min(len(protocol.gallery), max(*ks, int(protocol.relevant.max())) + 1)
-    built = ann.build(unit[protocol.gallery].astype(np.float16))
+    built = building.build(unit[protocol.gallery].astype(np.float16))
     searcher, found = ann.Searcher(built.index, built.plan), protocol.gallery[built.order]
     parts = []
     for start in range(0, len(protocol.queries), _QUERIES):

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from index import ann
-from index.ann import Built, IndexFileError, Kind, Queries, Searcher, Selection, Vectors
+from index import ann, building
+from index.ann import IndexFileError, Kind, Plan, Queries, Searcher, Selection, Vectors
+from index.building import Built
 from index.engines import faiss
 
 COUNT, DIMENSION, CLUSTERS = 2500, 32, 20
@@ -37,7 +38,7 @@ def photos(rows: NDArray[np.int64], seed: int = 1) -> Queries:
 
 @cache
 def built(kind: Kind) -> Built:
-    return ann.build(shop()[0], kind=kind, threads=1)
+    return building.build(shop()[0], kind=kind, threads=1)
 
 
 def true_rows(
@@ -62,8 +63,8 @@ def cheap_walks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_number_of_vectors_decides_the_kind() -> None:
-    counts = (1, ann.EXACT_UP_TO, ann.EXACT_UP_TO + 1, ann.HNSW_UP_TO, ann.HNSW_UP_TO + 1)
-    assert [ann.choose_kind(count) for count in counts] == ["exact", "exact", "hnsw", "hnsw", "ivf"]
+    counts = (1, building.EXACT_UP_TO, building.EXACT_UP_TO + 1, building.HNSW_UP_TO, building.HNSW_UP_TO + 1)
+    assert [building.choose_kind(count) for count in counts] == ["exact", "exact", "hnsw", "hnsw", "ivf"]
 
 
 def test_an_exact_index_stores_the_vectors_bit_by_bit() -> None:
@@ -93,21 +94,22 @@ def test_a_search_has_the_recall_that_its_plan_promises(kind: Kind, count: int) 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_build_holds_every_row_once_and_reports_its_progress(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ann, "CHUNK", 300)
+    for module in (ann, building):
+        monkeypatch.setattr(module, "CHUNK", 300)
     seen: list[tuple[int, int]] = []
-    index, plan, order = ann.build(shop()[0][:1000], kind=kind, on_progress=lambda *step: seen.append(step))
+    index, plan, order = building.build(shop()[0][:1000], kind=kind, on_progress=lambda *step: seen.append(step))
     assert index.ntotal == 1000
     assert np.array_equal(np.sort(order), np.arange(1000))
     assert np.array_equal(ann.storage_of(index).reconstruct_n(0, 1000), shop()[0][order].astype(np.float32))
     assert seen[-1] == (1000, 1000)
     assert seen == sorted(seen)
-    assert plan.queries == (0 if kind == "exact" else ann.HELD_OUT)
+    assert plan.queries == (0 if kind == "exact" else building.HELD_OUT)
 
 
 def test_a_build_reads_vectors_from_a_memory_map(tmp_path: Path) -> None:
     np.save(tmp_path / "vectors.npy", shop()[0])
     mapped = np.load(tmp_path / "vectors.npy", mmap_mode="r")
-    assert ann.build(mapped, kind="hnsw").plan == built("hnsw").plan
+    assert building.build(mapped, kind="hnsw").plan == built("hnsw").plan
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -176,7 +178,7 @@ def test_more_results_than_vectors_answers_each_once_and_fills_up(kind: Kind) ->
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [1, 2, 9])
 def test_tiny_galleries_of_any_kind_can_be_built_and_searched(kind: Kind, count: int) -> None:
-    index, plan, order = ann.build(shop()[0][:count], kind=kind)
+    index, plan, order = building.build(shop()[0][:count], kind=kind)
     queries = shop()[0][:count].astype(np.float32)
     _, positions = Searcher(index, plan).search(queries, 1)
     assert order[positions[:, 0]].tolist() == list(range(count))
@@ -186,7 +188,7 @@ def test_tiny_galleries_of_any_kind_can_be_built_and_searched(kind: Kind, count:
 @pytest.mark.usefixtures("cheap_walks")
 def test_copies_of_one_photo_are_all_found(kind: Kind) -> None:
     vectors = np.concatenate((shop()[0][:1500], np.tile(shop()[0][:1], (30, 1))))
-    index, plan, order = ann.build(vectors, kind=kind)
+    index, plan, order = building.build(vectors, kind=kind)
     scores, positions = Searcher(index, plan).search(vectors[:1].astype(np.float32), 31)
     assert len(set(positions[0].tolist())) == 31
     assert set(order[positions[0]].tolist()) == {0, *range(1500, 1530)}
@@ -197,8 +199,8 @@ def test_copies_of_one_photo_are_all_found(kind: Kind) -> None:
 @pytest.mark.usefixtures("cheap_walks")
 def test_an_extended_index_keeps_its_positions_and_finds_the_new_vectors(kind: Kind) -> None:
     old, new = shop()[0][:2000], shop()[0][2000:]
-    index, plan, order = ann.build(old, kind=kind)
-    index, extended, new_order = ann.extend(index, plan, new)
+    index, plan, order = building.build(old, kind=kind)
+    index, extended, new_order = building.extend(index, plan, new)
     assert np.array_equal(np.sort(new_order), np.arange(500))
     assert extended.effort >= plan.effort
     assert extended.recall >= extended.target
@@ -212,8 +214,8 @@ def test_an_extended_index_keeps_its_positions_and_finds_the_new_vectors(kind: K
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("added", [0, 1])
 def test_an_index_may_be_extended_by_little_or_nothing(kind: Kind, added: int) -> None:
-    index, plan, _ = ann.build(shop()[0][:500], kind=kind)
-    extended = ann.extend(index, plan, shop()[0][500 : 500 + added])
+    index, plan, _ = building.build(shop()[0][:500], kind=kind)
+    extended = building.extend(index, plan, shop()[0][500 : 500 + added])
     assert extended.index.ntotal == 500 + added
     assert extended.plan == plan
     assert extended.order.tolist() == list(range(added))
@@ -233,9 +235,9 @@ def test_a_written_index_answers_the_same_mapped_or_read(kind: Kind, tmp_path: P
             assert np.array_equal(ours[0], theirs[0])
             assert np.array_equal(ours[1], theirs[1])
     assert not ann.storage_of(mapped).codes.is_owned
-    assert ann.extend(read, plan, shop()[0][:50]).index.ntotal == COUNT + 50
+    assert building.extend(read, plan, shop()[0][:50]).index.ntotal == COUNT + 50
     with pytest.raises(IndexFileError, match="memory-mapped"):
-        ann.extend(mapped, plan, shop()[0][:50])
+        building.extend(mapped, plan, shop()[0][:50])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -258,15 +260,45 @@ def test_a_missing_or_foreign_file_is_refused(tmp_path: Path) -> None:
                 opening(tmp_path / name)
 
 
-def test_a_target_out_of_reach_is_said_and_warned_of(
+def test_where_no_effort_reaches_the_target_every_vector_is_compared(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setitem(ann.LADDER, "hnsw", (1, 2))
+    monkeypatch.setitem(building.LADDER, "hnsw", (1, 2))
+    monkeypatch.setattr(building, "SCAN_COST", 0)
     with caplog.at_level(logging.WARNING):
-        plan = ann.build(shop()[0], kind="hnsw", target=0.999).plan
-    assert plan.effort == plan.filtered_effort == 2
-    assert plan.recall < plan.target == 0.999
-    assert f"{plan.recall:.4f}" in caplog.text
+        index, plan, order = building.build(shop()[0][:2000], kind="hnsw", target=0.999)
+    assert plan.scans
+    assert plan.recall == 1.0
+    assert "0.999" in caplog.text
+    index, plan, more = building.extend(index, plan, shop()[0][2000:])
+    assert plan.scans
+    order = np.concatenate((order, 2000 + more))
+    queries, allowed = photos(np.arange(0, COUNT, 20)), np.arange(COUNT) % 2 == 0
+    _, positions = Searcher(index, plan).search(queries, 10)
+    assert recall(positions, order, true_rows(queries, shop()[0], 10)) >= 0.999
+    _, positions = Searcher(index, plan).search(queries, 10, Selection(allowed[order]), filtered=True)
+    assert recall(positions, order, true_rows(queries, shop()[0], 10, allowed)) >= 0.999
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_a_build_learns_how_the_effort_grows_with_the_results(kind: Kind) -> None:
+    plan = built(kind).plan
+    assert 0 <= plan.growth <= 1
+    efforts = [plan.effort_for(results, filtered=True) for results in (1, 10, 40, 160, 640)]
+    assert efforts[0] == plan.filtered_effort or kind == "hnsw"
+    assert efforts == sorted(efforts)
+    assert efforts[-1] >= plan.filtered_effort * 64**plan.growth - 1
+    for results in (40, 160):
+        _, positions = Searcher(*built(kind)[:2]).walk(
+            photos(np.arange(0, COUNT, 20)), results, plan.effort_for(results, filtered=True)
+        )
+        truth = true_rows(photos(np.arange(0, COUNT, 20)), shop()[0], results)
+        assert recall(positions, built(kind).order, truth) >= 0.98
+
+
+def test_a_plan_that_was_written_before_growth_was_measured_takes_the_whole_of_it() -> None:
+    plan = Plan.model_validate(built("hnsw").plan.model_dump(exclude={"growth"}))
+    assert plan.effort_for(100, filtered=True) >= 10 * plan.filtered_effort
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -275,7 +307,7 @@ def test_the_caller_keeps_its_number_of_threads(kind: Kind) -> None:
     before = library.omp_get_max_threads()
     library.omp_set_num_threads(3)
     try:
-        index, plan, _ = ann.build(shop()[0][:500], kind=kind, threads=1)
+        index, plan, _ = building.build(shop()[0][:500], kind=kind, threads=1)
         Searcher(index, plan).search(photos(np.arange(1)), 10)
         assert library.omp_get_max_threads() == 3
     finally:

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from index import building
+from index.ann import SCAN, Vectors
+from index.building import Built
 from index.bundle import Bundle
-from index.embedded import EmbeddedGallery
 from index.embedder import Embedder
 from index.errors import LookalikeError
 from index.gallery import BundleMismatch, open_gallery
 from index.images import decode
 from index.jobs import JobRecord, opened_jobs
-from index.reindex import Cancelled, ReindexError, Rules, reindex, run_reindex
+from index.reindex import Cancelled, ReindexError, Rules, run_reindex
 from index.sources import Source
-from index.workers import LocalWorkers
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import COLOURS, index_source, tiny_photo, write_tiny_folder, write_tiny_source
 
@@ -391,22 +392,21 @@ def test_a_bundle_that_most_images_lack_does_not_go_live(tmp_path: Path, bundle:
     assert "2 of the gallery's 16 images have no vector" in summary.message and live(gallery) == Bundle.load(other).id
 
 
-def test_a_generation_that_recalls_too_little_does_not_go_live(tmp_path: Path, bundle: Path) -> None:
+def test_a_generation_whose_index_is_of_no_use_does_not_go_live_unless_forced(
+    tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
     index_source(source, gallery=gallery, bundle=bundle)
-    other = Bundle.load(make_tiny_bundle(tmp_path / "other", grid=8))
-    # No index recalls more than everything: the only target that every generation misses.
-    opened = EmbeddedGallery(gallery, recall_target=1.01)
-    workers = LocalWorkers(Source([source]), other)
-    with opened_jobs(gallery) as log, pytest.raises(ReindexError, match=r"recall@10 is 1\.0000, below 1\.0100"):
-        reindex(
-            Source([source]),
-            gallery=opened,
-            bundle=other,
-            workers=workers,
-            job=log.begin("source", other.id),
-            rejects_file=tmp_path / "rejects.csv",
-        )
-    workers.close()
-    opened.close()
+    other = make_tiny_bundle(tmp_path / "other", grid=8)
+    built = building.build
+
+    def in_vain(vectors: Vectors, *, target: float, on_progress: building.Progress) -> Built:
+        graph = built(vectors, target=target, kind="hnsw", on_progress=on_progress)
+        return graph._replace(plan=graph.plan.model_copy(update={"effort": SCAN, "filtered_effort": SCAN}))
+
+    monkeypatch.setattr(building, "build", in_vain)
+    with pytest.raises(ReindexError, match=r"No effort .* recall@10 of 0\.9800"):
+        index_source(source, gallery=gallery, bundle=other)
     assert live(gallery) == Bundle.load(bundle).id
+    index_source(source, gallery=gallery, bundle=other, rules=Rules(force=True))
+    assert live(gallery) == Bundle.load(other).id

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index import ann
+from index import ann, building
 from index.bundle import Bundle
 from index.catalogue import Catalogue
 from index.compaction import compact
@@ -63,7 +63,7 @@ def test_galleries_without_a_generation_or_an_image_are_sound(tmp_path: Path) ->
 def test_the_vectors_of_every_kind_of_index_are_compared(
     gallery: Path, monkeypatch: pytest.MonkeyPatch, kind: ann.Kind
 ) -> None:
-    monkeypatch.setattr(ann, "choose_kind", lambda count: kind)
+    monkeypatch.setattr(building, "choose_kind", lambda count: kind)
     catalogue = Catalogue(gallery / "catalogue.sqlite")
     bundle = catalogue.read.bundle(BUNDLE)
     assert bundle and compact(gallery, catalogue, bundle, rebuild=True)

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from index import ann, compaction, delta
+from index import ann, building, compaction, delta
 from index.filters import Filter
 from index.gallery import Gallery, ItemMissing, open_gallery
 from index.items import Attribute, Hit, Item, NewImage
@@ -215,7 +215,7 @@ def test_any_history_leaves_what_plain_python_would() -> None:
 def test_any_history_of_graphs_that_are_extended_leaves_what_plain_python_would(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ann, "EXACT_UP_TO", 4)
+    monkeypatch.setattr(building, "EXACT_UP_TO", 4)
     # Walking looks free, so that the graphs are really used; so small they are complete, and answer exactly.
     monkeypatch.setattr(ann, "STEP_COST", {"hnsw": 1e-9})
     # Dead positions stay, the delta has many blocks, and selections are looked for inside the index.

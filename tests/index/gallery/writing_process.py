@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from index import ann
+from index import building
 from index.engines import faiss
 from index.gallery import Gallery, open_gallery
 from index.items import Item
@@ -69,7 +69,7 @@ class Orders:
 
     def compact(self, graphs_from: int) -> None:
         """Until it is killed: builds generations, of graphs when there are more images than given."""
-        ann.EXACT_UP_TO = graphs_from
+        building.EXACT_UP_TO = graphs_from
         gallery = open_gallery(self._address)
         while True:
             gallery.compact(rebuild=True)
