@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def compare(folder: Path, photos: Path | None, *, quick: bool) -> list[Row]:
-    images, turns = (96, 2) if quick else (600, 5)
+    images, turns = (96, 2) if quick else (2400, 3)
     data = shop_data(write_shop(folder / "shop", products_per_family=3, photos_per_product=4) if quick else _shop())
     files = found(photos, images) if photos else enlarged(data, folder / "photos", images)
     config = TrainingConfig()
