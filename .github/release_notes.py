@@ -1,4 +1,4 @@
-"""Prints a release's section of CHANGELOG.md, `python .github/release_notes.py v1.2.3`, if the tag fits the checkout."""
+"""Prints a release's section of CHANGELOG.md if its tag fits the checkout: `python .github/release_notes.py v1.2.3`."""
 
 import re
 import sys
@@ -13,7 +13,9 @@ def main(tag: str) -> None:
     if tag != f"v{version}":
         sys.exit(f"The tag {tag} is not v{version}, as pyproject.toml has it. Set the version there, commit, tag that.")
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    section = re.search(rf"^## \[{re.escape(version)}\] - (.+)\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL)
+    section = re.search(
+        rf"^## \[{re.escape(version)}\] - ([^\n]+)\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL
+    )
     if section is None or not section[2].strip():
         sys.exit(f"CHANGELOG.md tells nothing under '## [{version}] - DATE'. Write what a user gets, commit, tag that.")
     if not re.fullmatch(r"\d{4}-\d\d-\d\d", section[1]):
