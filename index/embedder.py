@@ -5,9 +5,10 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -55,9 +56,11 @@ class Embedder:
         self._input = self._wide.get_inputs()[0].name
         on_cpu = self.provider == _CPU
         self.batch_sizes = [size for size in BATCH_SIZES if not on_cpu or size <= _LARGEST_ON_CPU]
-        self._lanes = threads if on_cpu else 1
+        self.lanes = threads if on_cpu else 1
+        self._made: Any = None
+        self._making = Lock()
         # Starts its threads when there is work; they end when the embedder is collected.
-        self._pool = ThreadPoolExecutor(self._lanes, "embed")
+        self._pool = ThreadPoolExecutor(self.lanes, "embed")
 
     def _session(self, threads: int, providers: list[str]) -> Any:
         runtime = onnxruntime()
@@ -75,10 +78,13 @@ class Embedder:
         except Exception as error:  # the runtime raises its own undocumented types
             raise BundleError(f"{path} cannot be run: {error}.", "Export the bundle again.") from error
 
-    @cached_property
+    @property
     def _narrow(self) -> Any:
-        """The session of the lanes, made when first needed: a service that gets single photos never does."""
-        return self._wide if self._lanes == 1 else self._session(1, [_CPU])
+        """The session of the lanes, made when first needed: who embeds single photos never does."""
+        with self._making:
+            if self._made is None:
+                self._made = self._wide if self.lanes == 1 else self._session(1, [_CPU])
+            return self._made
 
     @property
     def provider(self) -> str:
@@ -87,15 +93,19 @@ class Embedder:
 
     def embed(self, pixels: Pixels) -> NDArray[np.float32]:
         """Vectors of shape (n, dimension) for pixels of shape (n, height, width, 3)."""
+        if self.lanes == 1 or len(pixels) < self.lanes:
+            return self._run(self._wide, pixels)
+        shares = np.array_split(pixels, self.lanes)
+        return np.concatenate(list(self._pool.map(self.embed_on_lane, shares)))
+
+    def embed_on_lane(self, pixels: Pixels) -> NDArray[np.float32]:
+        """The same on one lane alone, for a caller that keeps `lanes` of these calls going at a time."""
+        return self._run(self._narrow, pixels)
+
+    def _run(self, session: Any, pixels: Pixels) -> NDArray[np.float32]:
         side = self.bundle.preprocessing.input_size
         if pixels.dtype != np.uint8 or pixels.shape[1:] != (side, side, 3):
             raise ValueError(f"expected uint8 pixels (n, {side}, {side}, 3), got {pixels.dtype} {pixels.shape}")
-        if self._lanes == 1 or len(pixels) < self._lanes:
-            return self._run(self._wide, pixels)
-        shares = np.array_split(pixels, self._lanes)
-        return np.concatenate(list(self._pool.map(partial(self._run, self._narrow), shares)))
-
-    def _run(self, session: Any, pixels: Pixels) -> NDArray[np.float32]:
         vectors = np.empty((len(pixels), self.bundle.dimension), np.float32)
         start = 0
         while start < len(pixels):
@@ -116,12 +126,12 @@ class Embedder:
         decoders = ThreadPoolExecutor(usable_cores(), "decode")
         running: deque[Future[list[Vector | ImageError]]] = deque()
         largest, place = self.batch_sizes[0], 0
-        loaded = _decoded(decoders, partial(self._load, limits=limits), images, ahead=2 * largest * self._lanes)
+        loaded = _decoded(decoders, partial(self._load, limits=limits), images, ahead=2 * largest * self.lanes)
         try:
             for batch in _full_batches(loaded, largest):
                 running.append(self._pool.submit(self._embed_loaded, batch))
                 # One batch more than lanes: whichever ends first finds its next one.
-                if len(running) > self._lanes:
+                if len(running) > self.lanes:
                     answers = running.popleft().result()
                     yield from enumerate(answers, place)
                     place += len(answers)
@@ -140,7 +150,7 @@ class Embedder:
 
     def _embed_loaded(self, batch: list[Pixels | ImageError]) -> list[Vector | ImageError]:
         pixels = [outcome for outcome in batch if not isinstance(outcome, ImageError)]
-        vectors = iter(self._run(self._narrow, np.stack(pixels)) if pixels else ())
+        vectors = iter(self.embed_on_lane(np.stack(pixels)) if pixels else ())
         return [outcome if isinstance(outcome, ImageError) else next(vectors) for outcome in batch]
 
 

@@ -1,7 +1,8 @@
-"""The dynamic batcher: photos of many requests through one session, in batches that form while the last one runs.
+"""The dynamic batcher: photos of many requests through one model, in batches that form while the last ones run.
 
-Nobody waits for a batch to fill: an idle session takes a single photo at once, a busy one finds a full batch
-waiting. The queue is bounded, so an overload is told at once instead of making everyone late.
+Nobody waits for a batch to fill: an idle lane of the embedder takes a single photo at once, a busy one finds a full
+batch waiting, and none waits for another. The queue is bounded, so an overload is told at once instead of making
+everyone late.
 """
 
 import asyncio
@@ -19,7 +20,6 @@ from index.embedder import Embedder
 from index.errors import LookalikeError
 
 Pixels = NDArray[np.uint8]
-_LARGEST = 32
 
 
 class Overloaded(LookalikeError):
@@ -44,6 +44,7 @@ class _Waiting(NamedTuple):
     pixels: Pixels
     answer: "asyncio.Future[Embedded]"
     since: float
+    alone: bool
 
 
 class Batcher:
@@ -61,13 +62,14 @@ class Batcher:
         self._on_batch = on_batch
         self._queue: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, "embed")
+        self._threads = ThreadPoolExecutor(embedder.lanes, "embed")
+        self._busy = 0
         self._closing = False
         self._seconds_each = 0.0
         """Of late; tells how long a queue takes."""
 
     async def __aenter__(self) -> Self:
-        self._runner = asyncio.create_task(self._run())
+        self._runners = [asyncio.create_task(self._run()) for _ in range(self._embedder.lanes)]
         return self
 
     async def __aexit__(
@@ -76,23 +78,28 @@ class Batcher:
         """Finishes what was accepted."""
         self._closing = True
         self._arrived.set()
-        await self._runner
-        self._thread.shutdown()
+        await asyncio.gather(*self._runners)
+        self._threads.shutdown()
 
     @property
     def waiting(self) -> int:
         return len(self._queue)
 
-    async def embed(self, pixels: Pixels) -> Embedded:
-        """The vector of one photo; refused when too many wait. A caller that is cancelled takes its photo with it."""
+    async def embed(self, pixels: Pixels, *, alone: bool = False) -> Embedded:
+        """The vector of one photo; refused when too many wait. A caller that is cancelled takes its photo with it.
+
+        A photo that is `alone`, when nobody else has any work for the cores, gets all of them: the answer comes sooner,
+        but takes more of their time.
+        """
         if self._closing or len(self._queue) >= self._most_waiting:
             raise Overloaded(len(self._queue), max(1.0, self._seconds_each * len(self._queue)))
         answer: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
-        self._queue.append(_Waiting(pixels, answer, perf_counter()))
+        self._queue.append(_Waiting(pixels, answer, perf_counter(), alone))
         self._arrived.set()
         return await answer
 
     async def _run(self) -> None:
+        """Keeps one lane busy."""
         while True:
             await self._arrived.wait()
             batch = self._take()
@@ -104,8 +111,10 @@ class Batcher:
                 self._arrived.clear()
 
     def _take(self) -> list[_Waiting]:
+        """A full batch, but no more than this lane's share of what waits."""
+        share = -(-len(self._queue) // self._embedder.lanes)
         batch: list[_Waiting] = []
-        while self._queue and len(batch) < _LARGEST:
+        while self._queue and len(batch) < min(share, self._embedder.batch_sizes[0]):
             one = self._queue.popleft()
             if not one.answer.done():
                 batch.append(one)
@@ -115,13 +124,18 @@ class Batcher:
         begun = perf_counter()
         self._on_batch(len(batch))
         pixels = np.stack([one.pixels for one in batch])
+        alone = len(batch) == 1 and batch[0].alone and not self._busy
+        embed = self._embedder.embed if alone else self._embedder.embed_on_lane
+        self._busy += 1
         try:
-            vectors = await asyncio.get_running_loop().run_in_executor(self._thread, self._embedder.embed, pixels)
+            vectors = await asyncio.get_running_loop().run_in_executor(self._threads, embed, pixels)
         except Exception as error:  # a fault of the session is the fault of every request in the batch
             for one in batch:
                 if not one.answer.done():
                     one.answer.set_exception(error)
             return
+        finally:
+            self._busy -= 1
         worked = perf_counter() - begun
         each = worked / len(batch)
         self._seconds_each = each if not self._seconds_each else 0.9 * self._seconds_each + 0.1 * each

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from time import monotonic
 
 import anyio.to_thread
+import numpy as np
 
 from index.bundle import Bundle
 from index.embedder import Embedder
@@ -100,7 +101,7 @@ class Models:
         await self._adopt(await anyio.to_thread.run_sync(self._gallery.kept_bundle, live))
 
     async def _adopt(self, bundle: Bundle) -> None:
-        embedder = await anyio.to_thread.run_sync(lambda: Embedder(bundle, threads=self._settings.threads))
+        embedder = await anyio.to_thread.run_sync(_warm, bundle, self._settings.threads)
         batcher = Batcher(embedder, most_waiting=self._settings.max_waiting, on_batch=self._on_batch)
         await batcher.__aenter__()
         old, self._model = self._model, Model(bundle, embedder, batcher)
@@ -117,6 +118,16 @@ class Models:
         await asyncio.gather(*self._leaving)
         if self._model:
             await _close(self._model)
+
+
+def _warm(bundle: Bundle, threads: int | None) -> Embedder:
+    """An embedder that has run once in either way, so that no request waits for its sessions."""
+    embedder = Embedder(bundle, threads=threads)
+    side = bundle.preprocessing.input_size
+    blank = np.zeros((1, side, side, 3), np.uint8)
+    embedder.embed(blank)
+    embedder.embed_on_lane(blank)
+    return embedder
 
 
 async def _close(model: Model) -> None:

@@ -80,7 +80,7 @@ async def embed(backend: Backend, model: Model, pixels: NDArray[np.uint8]) -> Em
     """The vector of one photo, and how long it took, which is noted."""
     try:
         with backend.telemetry.queued():
-            embedded = await model.batcher.embed(pixels)
+            embedded = await model.batcher.embed(pixels, alone=backend.working <= 1)
     except Overloaded:
         backend.telemetry.refused("queue")
         raise

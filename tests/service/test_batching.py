@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +23,13 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Embedder:
-    return Embedder(Bundle.load(make_tiny_bundle(tmp_path_factory.mktemp("bundle"))), threads=1)
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return Bundle.load(make_tiny_bundle(tmp_path_factory.mktemp("bundle")))
+
+
+@pytest.fixture(scope="module")
+def embedder(bundle: Bundle) -> Embedder:
+    return Embedder(bundle, threads=1)
 
 
 class Gate(Embedder):
@@ -33,11 +39,13 @@ class Gate(Embedder):
         self.__dict__.update(embedder.__dict__)
         self.sign = threading.Semaphore(0)
         self.begun = threading.Semaphore(0)
+        self.on_all_cores: list[bool] = []
 
-    def embed(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def _run(self, session: Any, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        self.on_all_cores.append(session is self._wide)
         self.begun.release()
         assert self.sign.acquire(timeout=10)
-        return super().embed(pixels)
+        return super()._run(session, pixels)
 
 
 @pytest.fixture
@@ -69,9 +77,36 @@ async def test_a_batch_forms_while_the_last_one_runs(gate: Gate) -> None:
         others = [asyncio.create_task(batcher.embed(one)) for one in photos(40)]
         await asyncio.sleep(0)
         assert batcher.waiting == 40
-        gate.sign.release(3)
+        gate.sign.release(11)
         await asyncio.gather(first, *others)
-    assert sizes == [1, 32, 8]
+    assert sizes == [1] + 10 * [4]
+
+
+async def test_every_lane_takes_its_share_and_waits_for_no_other(bundle: Bundle) -> None:
+    sizes: list[int] = []
+    gate = Gate(Embedder(bundle, threads=2))
+    async with Batcher(gate, most_waiting=100, on_batch=sizes.append) as batcher:
+        tasks = [asyncio.create_task(batcher.embed(one)) for one in photos(6)]
+        await begun(gate)
+        await begun(gate)
+        assert batcher.waiting == 1, "both lanes run at once, none has taken all"
+        gate.sign.release(3)
+        await asyncio.gather(*tasks)
+    assert sizes == [3, 2, 1]
+    assert gate.on_all_cores == [False, False, False]
+
+
+async def test_only_a_photo_that_is_alone_gets_all_cores(bundle: Bundle) -> None:
+    gate = Gate(Embedder(bundle, threads=2))
+    async with Batcher(gate, most_waiting=100) as batcher:
+        first = asyncio.create_task(batcher.embed(photos(1)[0], alone=True))
+        await begun(gate)
+        second = asyncio.create_task(batcher.embed(photos(1)[0], alone=True))
+        await begun(gate)
+        gate.sign.release(2)
+        vectors = [(await task).vector for task in (first, second)]
+    assert gate.on_all_cores == [True, False], "the cores were not idle any more"
+    np.testing.assert_allclose(*vectors, atol=1e-6)
 
 
 async def test_an_overload_is_told_at_once_and_the_accepted_are_served(gate: Gate) -> None:
