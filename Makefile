@@ -4,7 +4,7 @@ BIN := .venv/bin
 DEMO_DIR ?= demo
 PORT ?= 8000
 
-.PHONY: env demo test lint bench package sbom audit clean
+.PHONY: env demo test test-containers lint bench package sbom audit clean
 
 env: .venv/.complete
 
@@ -33,6 +33,10 @@ demo: env
 test: env lint .venv-serve/.complete
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
+# Needs Docker or Podman with compose; docs/deploy.md names the variables that choose one.
+test-containers: env
+	CONTAINERS=1 $(BIN)/python -m pytest tests/containers
+
 lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,7 +61,8 @@ sbom: package
 # Strict: a package that nobody could look up is a failure, not a pass.
 audit: .venv-release/.complete
 	.venv-release/bin/zizmor --offline --quiet .github
-	.venv-release/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints.txt
+	.venv-release/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints.txt \
+	  || { echo "A package has a known vulnerability, or the index that knows them could not be asked: see above." >&2; exit 1; }
 
 clean:
 	rm -rf .venv .venv-serve .venv-release demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
