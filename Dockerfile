@@ -40,6 +40,7 @@ ARG EXTRAS=""
 # Compiled now, and never checked against the sources' times: nothing can be written where it runs.
 RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --constraint constraints.txt \
       $(printf -- '--requirement %s.txt ' core cpu ${EXTRAS}) \
+ && find /opt/lookalike/lib -type d -name tests -prune -exec rm -r {} + \
  && python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib
 
 FROM builder AS dependencies-train
@@ -61,6 +62,7 @@ COPY --from=requirements /requirements ./
 ARG EXTRAS=""
 RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --constraint constraints.txt \
       $(printf -- '--requirement %s.txt ' core gpu ${EXTRAS}) \
+ && find /opt/lookalike/lib -type d -name tests -prune -exec rm -r {} + \
  && python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib
 
 # Our own code, beside the dependencies and the same in all images: an upgrade fetches this small layer.
