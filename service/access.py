@@ -22,7 +22,7 @@ class Allowed:
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
 
-    def __call__(
+    async def __call__(  # async, and so are its like: FastAPI would hand any other to a thread
         self,
         request: Request,
         serving: Serving,

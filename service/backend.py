@@ -108,7 +108,7 @@ def _photos_in(folder: Path | None) -> dict[str, Path]:
     }
 
 
-def _backend_of(request: Request) -> Backend:
+async def _backend_of(request: Request) -> Backend:
     return cast(Backend, request.state.backend)
 
 

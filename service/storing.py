@@ -65,7 +65,7 @@ class Conditions(NamedTuple):
         return bool({tag_of(seen.version), "*"} & known)
 
 
-def conditions(
+async def conditions(
     if_match: Annotated[str, Header(description='only if the ETag is one of these, such as `"7"`')] = "",
     if_none_match: Annotated[str, Header(description="not if the ETag is one of these; `*` for none at all")] = "",
 ) -> Conditions:

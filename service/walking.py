@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from index.gallery import BundleMismatch
 from index.images import ImageError, decode
-from index.items import Found
 from service.backend import Backend
 from service.batching import Embedded, Overloaded
 from service.models import Model
@@ -102,17 +101,16 @@ def _pixels(backend: Backend, model: Model, photo: bytes, box: Box | None) -> ND
 
 
 async def find_photo(
-    backend: Backend, photo: bytes, box: Box | None, search: Callable[[NDArray[np.float32], str], Found]
-) -> tuple[Found, Looked, float]:
+    backend: Backend, photo: bytes, box: Box | None, search: Callable[[NDArray[np.float32], str], Answer]
+) -> tuple[Answer, Looked]:
     """Embeds and searches. Should the bundle have been exchanged twice meanwhile, it looks again with the new one."""
     looked = await look(backend, photo, box)
     for last in (False, True):
-        begun = perf_counter()
         try:
-            found = await anyio.to_thread.run_sync(
+            answer = await anyio.to_thread.run_sync(
                 search, looked.vector[np.newaxis], looked.model.bundle.id, limiter=backend.searchers
             )
-            return found, looked, perf_counter() - begun
+            return answer, looked
         except BundleMismatch:
             if last:
                 raise

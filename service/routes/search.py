@@ -1,8 +1,9 @@
 """The search: a photo or an item in, the items that look like it out."""
 
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio.to_thread
 import numpy as np
@@ -114,34 +115,48 @@ async def _answer_all(backend: Backend, searches: list[Asked], media: str) -> Ba
 
 
 async def _answer(backend: Backend, asked: Asked, media: str) -> SearchAnswer:
-    options, wanted = asked.options, asked.filter
+    options, bounds = asked.options, _bounds(asked.options, asked.filter)
     if asked.item_id is not None:
-        begun = perf_counter()
-        like = partial(backend.gallery.search_item, asked.item_id, **_bounds(options, wanted))
-        found = await anyio.to_thread.run_sync(like, limiter=backend.searchers)
-        looked, seconds = None, perf_counter() - begun
         bundle = backend.models.current().bundle.id
+        like = partial(backend.gallery.search_item, asked.item_id, **bounds)
+        listed = await anyio.to_thread.run_sync(_list, backend, like, options, bundle, media, limiter=backend.searchers)
+        looked = None
     else:
         photo = await photo_bytes(backend, asked.photo, asked.image_url)
 
-        def near(vectors: NDArray[np.float32], bundle_id: str) -> Found:
-            return backend.gallery.search(vectors, bundle_id=bundle_id, **_bounds(options, wanted))
+        def near(vectors: NDArray[np.float32], bundle_id: str) -> _Listed:
+            search = partial(backend.gallery.search, vectors, bundle_id=bundle_id, **bounds)
+            return _list(backend, search, options, bundle_id, media)
 
-        found, looked, seconds = await find_photo(backend, photo, options.box, near)
+        listed, looked = await find_photo(backend, photo, options.box, near)
         bundle = looked.model.bundle.id
-    backend.telemetry.stage("search", seconds)
+    found = listed.found
+    backend.telemetry.stage("search", listed.seconds)
     backend.telemetry.saw(found.generation, found.change)
-    items = await anyio.to_thread.run_sync(
-        _matches, backend, found.hits[0], options, bundle, media, limiter=backend.searchers
-    )
     return SearchAnswer(
-        items=items,
+        items=listed.items,
         cursor=found.cursor,
         bundle=bundle,
         generation=found.generation,
         change=found.change,
-        milliseconds=milliseconds(looked, seconds),
+        milliseconds=milliseconds(looked, listed.seconds),
     )
+
+
+class _Listed(NamedTuple):
+    """What a search found, how it is told, and the seconds that finding it took."""
+
+    found: Found
+    items: list[Match]
+    seconds: float
+
+
+def _list(backend: Backend, search: Callable[[], Found], options: Options, bundle: str, media: str) -> _Listed:
+    """Searches and reads the items at one go: every change of threads costs as much as a search."""
+    begun = perf_counter()
+    found = search()
+    seconds = perf_counter() - begun
+    return _Listed(found, [_match(backend, hit, options, bundle, media) for hit in found.hits[0]], seconds)
 
 
 def _bounds(options: Options, wanted: Filter | None) -> dict[str, Any]:
@@ -152,10 +167,6 @@ def _bounds(options: Options, wanted: Filter | None) -> dict[str, Any]:
         "exclude": options.exclude,
         "cursor": options.cursor,
     }
-
-
-def _matches(backend: Backend, hits: list[Hit], options: Options, bundle: str, media: str) -> list[Match]:
-    return [_match(backend, hit, options, bundle, media) for hit in hits]
 
 
 def _match(backend: Backend, hit: Hit, options: Options, bundle: str, media: str) -> Match:
