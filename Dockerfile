@@ -37,17 +37,18 @@ COPY --from=requirements /requirements ./
 FROM builder AS dependencies
 # More extras of pyproject.toml, such as "otel parquet remote".
 ARG EXTRAS=""
-# Compiled now, and never checked against the sources' times: nothing can be written where it runs.
+# Compiled now, and never checked against the sources' times: nothing can be written where it runs. Packages bring
+# files for newer Pythons too, which do not compile and are not needed.
 RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --constraint constraints.txt \
       $(printf -- '--requirement %s.txt ' core cpu ${EXTRAS}) \
  && find /opt/lookalike/lib -type d -name tests -prune -exec rm -r {} + \
- && python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib
+ && { python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib || true; }
 
 FROM builder AS dependencies-train
 ARG EXTRAS=""
 RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --constraint constraints.txt \
       $(printf -- '--requirement %s.txt ' core cpu train ${EXTRAS}) \
- && python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib
+ && { python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib || true; }
 
 FROM python-gpu AS dependencies-gpu
 ARG PIP_INDEX_URL
@@ -63,7 +64,7 @@ ARG EXTRAS=""
 RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --constraint constraints.txt \
       $(printf -- '--requirement %s.txt ' core gpu ${EXTRAS}) \
  && find /opt/lookalike/lib -type d -name tests -prune -exec rm -r {} + \
- && python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib
+ && { python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib || true; }
 
 # Our own code, beside the dependencies and the same in all images: an upgrade fetches this small layer.
 FROM builder AS package
@@ -101,7 +102,7 @@ LABEL org.opencontainers.image.title="Lookalike, training" \
 
 FROM python-gpu AS serve-gpu
 ENV PATH=/app/bin:/opt/lookalike/bin:${PATH} PYTHONPATH=/app PYTHONUNBUFFERED=1 HOME=/tmp \
-    LOOKALIKE_HOST=0.0.0.0 LOOKALIKE_GALLERY=/data/gallery LOOKALIKE_KEYS=/keys/keys.json
+    XDG_CACHE_HOME=/data/cache LOOKALIKE_HOST=0.0.0.0 LOOKALIKE_GALLERY=/data/gallery LOOKALIKE_KEYS=/keys/keys.json
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lookalike \
  && install --directory --owner 10001 --group 10001 --mode 0750 /data /keys
 WORKDIR /data
