@@ -35,10 +35,7 @@ def engine(asked_for: None) -> Engine:
     """Docker if it answers, else Podman; CONTAINER_ENGINE and CONTAINER_COMPOSE name others, with their options."""
     named = os.environ.get("CONTAINER_ENGINE", "")
     for command in [shlex.split(named)] if named else [["docker"], ["podman"]]:
-        if (
-            shutil.which(command[0])
-            and not subprocess.run([*command, "info"], check=False, capture_output=True).returncode
-        ):
+        if _answers([*command, "info"]):
             default = "podman-compose" if "podman" in command[0] else shlex.join([*command, "compose"])
             compose = shlex.split(os.environ.get("CONTAINER_COMPOSE", default))
             if not shutil.which(compose[0]):
