@@ -168,7 +168,7 @@ class Searcher:
         pending = np.arange(len(queries))
         anywhere = SPREAD * count * self.count / max(1, selection.count)
         depth = min(NEAR * count, anywhere)
-        affordable = (selection.count + self.count * TEST_COST) / STEP_COST[self.plan.kind]
+        affordable = self._scan_cost(selection) / STEP_COST[self.plan.kind]
         while len(pending) and (effort := self.plan.effort_for(depth, filtered=filtered)) < affordable:
             scores, positions = self.walk(queries[pending], int(depth), effort)
             kept = (positions >= 0) & selection.mask[positions]
@@ -197,6 +197,12 @@ class Searcher:
         else:
             found = _found(self.storage, queries, count, selection.parameters)
         return found
+
+    def _scan_cost(self, selection: Selection) -> float:
+        """Of those that are, or will be, copied together it is that of reading on."""
+        if selection.count <= max(GATHERED, self.count // GATHERED_SHARE):
+            return selection.count * SCAN_COST
+        return selection.count + self.count * TEST_COST
 
     def _gathers(self, selection: Selection) -> bool:
         """Whether copying the selected vectors together pays."""
