@@ -104,9 +104,9 @@ async def test_only_a_photo_that_is_alone_gets_all_cores(bundle: Bundle) -> None
         second = asyncio.create_task(batcher.embed(photos(1)[0], alone=True))
         await begun(gate)
         gate.sign.release(2)
-        vectors = [(await task).vector for task in (first, second)]
+        with_all, on_lane = [(await task).vector for task in (first, second)]
     assert gate.on_all_cores == [True, False], "the cores were not idle any more"
-    np.testing.assert_allclose(*vectors, atol=1e-6)
+    np.testing.assert_allclose(with_all, on_lane, atol=1e-6)
 
 
 async def test_an_overload_is_told_at_once_and_the_accepted_are_served(gate: Gate) -> None:
