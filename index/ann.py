@@ -66,7 +66,7 @@ class Plan(Frozen):
     kind: Kind
     effort: int = Field(description="the graph's efSearch, or the lists to read, that reach the target; 0: all vectors")
     filtered_effort: int = Field(description="the same for the higher target of filtered searches")
-    growth: float = Field(default=1.0, description="the power of the number of results that the efforts grow with")
+    growth: float = Field(description="the power of the number of results that the efforts grow with")
     recall: float = Field(description=f"recall@{MEASURED_AT} at `effort` against exact search, which itself has 1")
     target: float
     queries: int = Field(description="held-out vectors that measured the recall; exact: 0")
@@ -83,7 +83,7 @@ class Plan(Frozen):
         return int(max(least, base * max(1.0, results / MEASURED_AT) ** self.growth)) if base != SCAN else SCAN
 
 
-EXACT = Plan(kind="exact", effort=SCAN, filtered_effort=SCAN, recall=1.0, target=1.0, queries=0)
+EXACT = Plan(kind="exact", effort=SCAN, filtered_effort=SCAN, growth=0.0, recall=1.0, target=1.0, queries=0)
 """For an index that was made only to be scanned."""
 
 

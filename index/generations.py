@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,7 @@ class GenerationError(LookalikeError):
 class Manifest(Frozen):
     """What a generation holds, beside its files."""
 
-    schema_version: int = 2
+    schema_version: Literal[3] = 3
     name: str
     bundle_id: str
     change: int = Field(description="the catalogue's change number that it reflects")

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from index import ann, building
-from index.ann import IndexFileError, Kind, Plan, Queries, Searcher, Selection, Vectors
+from index.ann import IndexFileError, Kind, Queries, Searcher, Selection, Vectors
 from index.building import Built
 from index.engines import faiss
 
@@ -294,11 +294,6 @@ def test_a_build_learns_how_the_effort_grows_with_the_results(kind: Kind) -> Non
         )
         truth = true_rows(photos(np.arange(0, COUNT, 20)), shop()[0], results)
         assert recall(positions, built(kind).order, truth) >= 0.98
-
-
-def test_a_plan_that_was_written_before_growth_was_measured_takes_the_whole_of_it() -> None:
-    plan = Plan.model_validate(built("hnsw").plan.model_dump(exclude={"growth"}))
-    assert plan.effort_for(100, filtered=True) >= 10 * plan.filtered_effort
 
 
 @pytest.mark.parametrize("kind", KINDS)

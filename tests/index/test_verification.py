@@ -1,5 +1,6 @@
 """Verification: a sound gallery has no fault, and every damage is found and told with its remedy."""
 
+import json
 import shutil
 import sqlite3
 import threading
@@ -57,6 +58,16 @@ def test_galleries_without_a_generation_or_an_image_are_sound(tmp_path: Path) ->
     opened.delete(["item-00001"])
     assert verify(tmp_path / "gallery") == []
     opened.close()
+
+
+def test_a_generation_of_another_release_is_told_and_made_again(gallery: Path) -> None:
+    [manifest] = gallery.glob("generations/*/manifest.json")
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema_version": 2}))
+    assert "schema_version" in only(verify(gallery)).problem
+    with closing(open_gallery(gallery)) as opened:
+        opened.compact()
+        assert opened.search(vector(1)[None], bundle_id=BUNDLE, top=1).hits[0]
+    assert verify(gallery) == []
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
