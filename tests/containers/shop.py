@@ -12,7 +12,7 @@ import httpx
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import tiny_photo, write_tiny_source
 
-_PATIENCE = 120
+PATIENCE = 120
 """Seconds for a container to get somewhere; machines that test have little to give."""
 
 
@@ -82,7 +82,7 @@ class Shop:
         return str(answer.json()["items"][0]["id"])
 
     def wait_until(self, path: str, status: int) -> None:
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while (answer := self._answer(path)) != status:
             assert time.monotonic() < deadline, f"{path} answers {answer}: {self.compose('logs', 'serve')}"
             time.sleep(0.2)
@@ -95,7 +95,7 @@ class Shop:
 
     def wait_for_bundle(self, bundle_id: str, key: str) -> None:
         """Until the service embeds with a bundle that went live."""
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + PATIENCE
         while (bundle := self.get("/v1/status", key).json()["bundle"])["id"] != bundle_id:
             assert time.monotonic() < deadline, bundle
             self.get("/readyz")  # whoever asks makes the service look

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from index.bundle import Bundle
-from tests.containers.shop import Engine, Shop
+from tests.containers.shop import PATIENCE, Engine, Shop
 
 
 def test_a_first_start_is_closed_and_says_what_it_waits_for(shop: Shop) -> None:
@@ -74,7 +74,9 @@ def test_the_nightly_job_runs_at_its_time_and_waits_for_the_next(shop: Shop) -> 
     at = datetime.now(UTC) + timedelta(seconds=15)
     shop.compose("--profile", "nightly", "up", "--detach", "--no-build", "nightly", REINDEX_AT=f"{at:%H:%M:%S}")
     shop.wait_until("/readyz", 200)
+    deadline = time.monotonic() + PATIENCE
     while (told := shop.compose("--profile", "nightly", "logs", "nightly")).count("The next re-index begins on") < 2:
+        assert time.monotonic() < deadline, told
         time.sleep(0.5)
     assert "16 photos embedded" in told and "The re-index ended with code 0." in told
 
