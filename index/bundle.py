@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from index.errors import LookalikeError
-from index.files import file_digest, fsync_directory, write_text, written_whole
+from index.files import beside, file_digest, fsync_directory, write_text, written_whole
 from index.images import Preprocessing
 from index.items import Frozen
 
@@ -92,7 +91,7 @@ class Bundle:
         if directory.is_dir():
             return
         directory.parent.mkdir(parents=True, exist_ok=True)
-        temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+        temporary = beside(directory)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         try:

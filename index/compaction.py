@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from index import ann, building
 from index.catalogue import Catalogue
 from index.errors import LookalikeError
+from index.files import beside
 from index.generations import (
     DEAD,
     INDEX_FILE,
@@ -98,7 +99,7 @@ def compact(
     root = directory / GENERATIONS
     root.mkdir(exist_ok=True)
     clean(root, catalogue)
-    scratch = root / f".vectors.{os.getpid()}.tmp"
+    scratch = beside(root / "vectors")
     try:
         with catalogue.reading() as reader:
             bundle = reader.bundle(bundle.id) or bundle

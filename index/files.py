@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,10 +14,15 @@ from index.cores import usable_cores
 _PIECE = 1 << 24
 
 
+def beside(path: Path, end: str = "tmp") -> Path:
+    """A hidden name beside `path` of this process alone: in each of two containers on one volume the pid is 1."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.{end}")
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
     """A temporary name to write to; on success it is fsynced and takes the place of `path`, else it goes."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = beside(path)
     try:
         yield temporary
         with temporary.open("rb+") as file:

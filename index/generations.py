@@ -5,7 +5,6 @@ each position is. It is written under a temporary name, fsynced and renamed befo
 """
 
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -21,7 +20,7 @@ from index.ann import EXACT, IndexFileError, Plan, Searcher, exact_index, open_i
 from index.arrays import ArraysError, Texts, open_arrays, pack_texts, write_arrays
 from index.columns import Columns, encode_columns
 from index.errors import LookalikeError
-from index.files import fsync_directory, pieces_digest, write_text
+from index.files import beside, fsync_directory, pieces_digest, write_text
 from index.items import Frozen, Item, StoredImage
 from index.reader import Reader
 
@@ -207,7 +206,7 @@ def write_generation(
     arrays: dict[str, NDArray[Any]],
 ) -> None:
     """Writes a new generation, whole or not at all."""
-    temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    temporary = beside(directory)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:

@@ -25,7 +25,7 @@ from index.catalogue import Catalogue
 from index.compaction import CATALOGUE_FILE, GENERATIONS
 from index.embedded import BUNDLES
 from index.errors import LookalikeError
-from index.files import fsync_directory, written_whole
+from index.files import beside, fsync_directory, written_whole
 from index.generations import INDEX_FILE, MANIFEST_FILE, RECORDS_FILE, open_generation
 from index.items import Frozen
 from index.reader import BundleRow, Reader
@@ -170,7 +170,7 @@ def restore(file: Path, directory: Path) -> Snapshot:
         raise SnapshotError(f"{directory} is the root of a volume.", "Name a new folder inside it.")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise SnapshotError(f"{directory} is not empty.", "A gallery is restored into a new or an empty folder.")
-    staged = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    staged = beside(directory)
     try:
         staged.mkdir(parents=True)
         card = _unpack(file, staged)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from index.bundle import CARD_FILE, MODEL_FILE, Bundle, write_card
 from index.embedder import Embedder
-from index.files import fsync_directory
+from index.files import beside, fsync_directory
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.data.loading import MeasuredPhotos
@@ -94,7 +94,7 @@ def _replaced(out: Path) -> Iterator[Path]:
     """
     if out.exists() and not (out / CARD_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise TrainingError(f"{out} exists and is not a bundle.", "Choose another folder with --out.")
-    temporary, old = (out.with_name(f".{out.name}.{os.getpid()}.{end}") for end in ("tmp", "old"))
+    temporary, old = beside(out, "tmp"), beside(out, "old")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:

@@ -1,6 +1,9 @@
 """The bundle: it is what its card says, or it is refused."""
 
 import json
+import os
+import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -78,3 +81,23 @@ def test_a_bundle_explains_itself_to_people(tmp_path: Path) -> None:
     text = (tmp_path / "README.md").read_text()
     assert bundle.id in text and "colour_grid" in text
     assert "| recall@1 | 50.0 % | 90.0 % |" in text
+
+
+def test_two_containers_that_copy_one_bundle_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first process of each container is number 1, so the number alone would name both copies alike."""
+    bundle = Bundle.load(make_tiny_bundle(tmp_path / "bundle"))
+    copyfile = shutil.copyfile
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setattr(socket, "gethostname", lambda: "first")
+
+    def overtaken(source: Path, copy: Path) -> None:
+        monkeypatch.setattr(shutil, "copyfile", copyfile)
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "gethostname", lambda: "second")
+            bundle.copy_to(tmp_path / "kept")
+        copyfile(source, copy)
+
+    monkeypatch.setattr(shutil, "copyfile", overtaken)
+    bundle.copy_to(tmp_path / "kept")
+    assert Bundle.load(tmp_path / "kept").id == bundle.id
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "kept"]
