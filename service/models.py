@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import monotonic
 
 import anyio.to_thread
@@ -34,6 +35,26 @@ class Model:
         self.bundle = bundle
         self.embedder = embedder
         self.batcher = batcher
+        self._users = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """From the choice of a model to its last vector: one that was exchanged meanwhile stays until then."""
+        self._users += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._unused.set()
+
+    async def close(self) -> None:
+        """Finishes what was accepted, also the photos that are still being decoded."""
+        await self._unused.wait()
+        await self.batcher.__aexit__(None, None, None)
 
 
 class Models:
@@ -67,26 +88,40 @@ class Models:
 
     def current(self) -> Model:
         """The model to answer with now. When another bundle went live, its model is loaded beside."""
-        live = self._gallery.live_bundle()
-        if live is not None and (self._model is None or self._model.bundle.id != live):
-            self._follow(live)
-        if self._model is None:
+        live = self._follow()
+        if self._model is not None:
+            return self._model
+        if live is not None:
             raise NotReady(
-                "The gallery is empty, and no bundle was given to embed with.",
-                "Index a catalogue with `lookalike reindex`; the service follows by itself.",
+                f"The model of the live bundle {live} is not loaded yet.",
+                "Try again in some seconds; if it stays so, the log of the service says why.",
             )
-        return self._model
+        raise NotReady(
+            "The gallery is empty, and no bundle was given to embed with.",
+            "Index a catalogue with `lookalike reindex`; the service follows by itself.",
+        )
 
-    def _follow(self, live: str) -> None:
-        if self._loading is None and monotonic() >= self._not_before:
-            self._loading = asyncio.create_task(self._load_quietly(live))
+    async def ready(self) -> Model:
+        """The model to answer with now; the first requests after a first index wait until there is one."""
+        self._follow()
+        if self._model is None and self._loading:
+            await asyncio.shield(self._loading)
+        return self.current()
 
     async def followed(self) -> Model:
         """The model once the bundle that is live now has been loaded."""
-        self.current()
+        self._follow()
         if self._loading:
             await asyncio.shield(self._loading)
         return self.current()
+
+    def _follow(self) -> str | None:
+        """Answers the live bundle, and begins to load it if it is another one."""
+        live = self._gallery.live_bundle()
+        stale = live is not None and (self._model is None or self._model.bundle.id != live)
+        if live is not None and stale and self._loading is None and monotonic() >= self._not_before:
+            self._loading = asyncio.create_task(self._load_quietly(live))
+        return live
 
     async def _load_quietly(self, live: str) -> None:
         try:
@@ -107,7 +142,7 @@ class Models:
         old, self._model = self._model, Model(bundle, embedder, batcher)
         log.info("queries are embedded with bundle %s on %s", bundle.id, embedder.provider)
         if old:
-            task = asyncio.create_task(_close(old))
+            task = asyncio.create_task(old.close())
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
 
@@ -117,7 +152,7 @@ class Models:
             await asyncio.shield(self._loading)
         await asyncio.gather(*self._leaving)
         if self._model:
-            await _close(self._model)
+            await self._model.close()
 
 
 def _warm(bundle: Bundle, threads: int | None) -> Embedder:
@@ -128,7 +163,3 @@ def _warm(bundle: Bundle, threads: int | None) -> Embedder:
     embedder.embed(blank)
     embedder.embed_on_lane(blank)
     return embedder
-
-
-async def _close(model: Model) -> None:
-    await model.batcher.__aexit__(None, None, None)

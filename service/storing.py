@@ -104,7 +104,7 @@ async def store(
         item = become(seen)
         held = {image.id for image in seen.images} if seen else set()
         surplus = held - photos.keys() if only else set()
-        model = backend.models.current() if photos else None
+        model = await backend.models.ready() if photos else None
         images = await _embedded(backend, model, item_id, photos) if model else []
         bundle_id = model.bundle.id if model else ""
         version = seen.version if seen else None
@@ -148,15 +148,15 @@ def _write(
 async def _follow(backend: Backend, item_id: str, photos: Mapping[str, Photo], model: Model) -> None:
     """Another bundle may have gone live since the photos were embedded: then they get its vectors too."""
     while await in_thread(backend, backend.gallery.live_bundle) != model.bundle.id:
+        seen = await in_thread(backend, backend.gallery.stored, item_id)
+        if seen is None:  # deleted by somebody else since
+            return
         newer = await backend.models.followed()
         if newer is model:
             raise NotReady(
                 "The item is stored, but the model that went live meanwhile cannot be loaded to embed its photos.",
                 "Send the request again.",
             )
-        seen = await in_thread(backend, backend.gallery.stored, item_id)
-        if seen is None:  # deleted by somebody else since
-            return
         held = {image.id: image.digest for image in seen.images}
         images = await _embedded(backend, newer, item_id, photos)
         current = [image for image in images if held.get(image.id) == image.digest]
@@ -169,17 +169,18 @@ async def _follow(backend: Backend, item_id: str, photos: Mapping[str, Photo], m
 
 async def _embedded(backend: Backend, model: Model, item_id: str, photos: Mapping[str, Photo]) -> list[NewImage]:
     """The photos that have no vector of the model's bundle yet, ready to be stored."""
-    known = await in_thread(backend, backend.gallery.digests, item_id, model.bundle.id)
     images = []
-    # One after the other: the photos of one request must not crowd out those of others, nor lie in memory all at once.
-    for image_id, photo in photos.items():
-        data = await photo_bytes(backend, photo.data, photo.url)
-        new = await anyio.to_thread.run_sync(
-            _new_one, backend, model, data, known.get(image_id), limiter=backend.decoders
-        )
-        if new:
-            embedded = await embed(backend, model, new.pixels)
-            images.append(NewImage(image_id, new.digest, embedded.vector, new.thumbnail))
+    with model.in_use():
+        known = await in_thread(backend, backend.gallery.digests, item_id, model.bundle.id)
+        # One after the other: the photos of one request must not crowd out those of others, nor fill the memory.
+        for image_id, photo in photos.items():
+            data = await photo_bytes(backend, photo.data, photo.url)
+            new = await anyio.to_thread.run_sync(
+                _new_one, backend, model, data, known.get(image_id), limiter=backend.decoders
+            )
+            if new:
+                embedded = await embed(backend, model, new.pixels)
+                images.append(NewImage(image_id, new.digest, embedded.vector, new.thumbnail))
     return images
 
 

@@ -66,12 +66,13 @@ async def photo_bytes(backend: Backend, photo: bytes | None, url: str | None) ->
 
 async def look(backend: Backend, photo: bytes, box: Box | None = None, model: Model | None = None) -> Looked:
     """Embeds a photo, or a part of it, with the model of the live bundle."""
-    model = model or backend.models.current()
-    begun = perf_counter()
-    pixels = await anyio.to_thread.run_sync(_pixels, backend, model, photo, box, limiter=backend.decoders)
-    decoded = perf_counter() - begun
-    backend.telemetry.stage("decode", decoded)
-    embedded = await embed(backend, model, pixels)
+    model = model or await backend.models.ready()
+    with model.in_use():
+        begun = perf_counter()
+        pixels = await anyio.to_thread.run_sync(_pixels, backend, model, photo, box, limiter=backend.decoders)
+        decoded = perf_counter() - begun
+        backend.telemetry.stage("decode", decoded)
+        embedded = await embed(backend, model, pixels)
     return Looked(model, embedded.vector, decoded, embedded.waited, embedded.worked)
 
 

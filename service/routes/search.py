@@ -117,7 +117,7 @@ async def _answer_all(backend: Backend, searches: list[Asked], media: str) -> Ba
 async def _answer(backend: Backend, asked: Asked, media: str) -> SearchAnswer:
     options, bounds = asked.options, _bounds(asked.options, asked.filter)
     if asked.item_id is not None:
-        bundle = backend.models.current().bundle.id
+        bundle = (await backend.models.ready()).bundle.id
         like = partial(backend.gallery.search_item, asked.item_id, **bounds)
         listed = await anyio.to_thread.run_sync(_list, backend, like, options, bundle, media, limiter=backend.searchers)
         looked = None

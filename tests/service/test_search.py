@@ -9,11 +9,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from PIL import Image
 
+from service import walking
 from service.settings import Settings
 from tests.service.conftest import problem, serving
 from tests.support.tiny_bundle import make_tiny_bundle
@@ -204,6 +206,30 @@ def test_the_service_follows_a_bundle_that_goes_live_and_never_mixes_two(tmp_pat
         assert set.union(*(future.result() for future in seen)) <= pairs, "vectors of two bundles never meet"
 
 
+def test_a_photo_that_is_decoded_while_the_bundle_is_exchanged_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, other = make_tiny_bundle(tmp_path / "one"), make_tiny_bundle(tmp_path / "two", grid=2)
+    source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
+    index_source(source, gallery=gallery, bundle=bundle)
+    with serving(Settings(gallery=gallery, threads=1)) as client:
+        decode = walking._pixels
+
+        def exchange_and_decode(*arguments: Any) -> Any:
+            monkeypatch.setattr(walking, "_pixels", decode)
+            second = index_source(source, gallery=gallery, bundle=other)
+            deadline = time.monotonic() + 20
+            while client.get("/v1/status").json()["bundle"]["id"] != second.bundle_id:
+                client.get("/readyz")
+                assert time.monotonic() < deadline, "the service must follow within seconds"
+            return decode(*arguments)
+
+        monkeypatch.setattr(walking, "_pixels", exchange_and_decode)
+        answer = client.post("/v1/search?top=1", files={"image": tiny_photo(2, 5)})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["items"][0]["id"] == "ball-blue"
+
+
 def test_an_empty_gallery_without_a_bundle_says_what_to_do(tmp_path: Path) -> None:
     with serving(Settings(gallery=tmp_path / "gallery", create=True, threads=1)) as client:
         assert client.get("/healthz").status_code == 200
@@ -212,10 +238,18 @@ def test_an_empty_gallery_without_a_bundle_says_what_to_do(tmp_path: Path) -> No
         assert "lookalike reindex" in body["remedy"]
         source = write_tiny_source(tmp_path / "source")
         index_source(source, gallery=tmp_path / "gallery", bundle=make_tiny_bundle(tmp_path / "bundle"))
-        deadline = time.monotonic() + 20
-        while client.get("/readyz").status_code != 200:
-            assert time.monotonic() < deadline, "it must follow the first bundle by itself"
-        assert client.post("/v1/search", files={"image": tiny_photo(0, 0)}).json()["items"]
+        first = client.post("/v1/search", files={"image": tiny_photo(0, 0)})
+        assert first.status_code == 200 and first.json()["items"], "the first search waits for the model"
+        assert client.get("/readyz").status_code == 200
+
+
+def test_a_first_bundle_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    gallery, source = tmp_path / "gallery", write_tiny_source(tmp_path / "source")
+    with serving(Settings(gallery=gallery, create=True, threads=1)) as client:
+        indexed = index_source(source, gallery=gallery, bundle=make_tiny_bundle(tmp_path / "bundle"))
+        (gallery / "bundles" / indexed.bundle_id / "model.onnx").unlink()
+        body = problem(client.post("/v1/search", files={"image": tiny_photo(0, 0)}), 503, "not-ready")
+        assert indexed.bundle_id in body["detail"] and "log" in body["remedy"]
 
 
 def test_a_search_takes_its_options_in_every_form(client: httpx.Client) -> None:
