@@ -58,7 +58,7 @@ def options(
 @app.command()
 def demo(
     directory: Annotated[Path, typer.Option("--dir", help="Where the demo keeps its files.")] = Path("demo"),
-    quick: Annotated[bool, typer.Option("--quick", help="A smaller shop, a minute instead of four.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller shop, a minute instead of three.")] = False,
     serve: Annotated[bool, typer.Option(help="Serve the shop when it is ready.")] = True,
     host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)] = 8000,
