@@ -212,7 +212,7 @@ class EmbeddedGallery:
     ) -> Found:
         state = self._rehearsed(bundle_id) if rehearsal else self._state(bundle_id)
         if state is None:
-            return Found([[] for _ in vectors], None, self._catalogue.read.change())
+            return Found([[] for _ in vectors], bundle_id, None, self._catalogue.read.change())
         if vectors.ndim != 2 or vectors.shape[1] != state.bundle.dimension or not isfinite(vectors.sum()):
             raise SearchError(
                 f"Query vectors of shape {vectors.shape} were given; bundle {bundle_id} makes finite ones of "
@@ -263,7 +263,7 @@ class EmbeddedGallery:
         answers = searching.find(state, groups, ask) if groups else []
         page = answers[0][1] if name else None
         following = partial(_cursor, page, name) if page and name else None
-        return Found([hits for hits, _ in answers], state.generation.name, state.change, following)
+        return Found([hits for hits, _ in answers], state.bundle.id, state.generation.name, state.change, following)
 
     def stats(self) -> GalleryStats:
         current = self._catalogue.read.current()

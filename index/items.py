@@ -110,6 +110,7 @@ class Found:
     """What a search answers: the hits of each query, and the state of the gallery that they reflect."""
 
     hits: list[list[Hit]]
+    bundle_id: str
     generation: str | None
     change: int
     next_page: Callable[[], str] | None = None

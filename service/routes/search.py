@@ -117,26 +117,24 @@ async def _answer_all(backend: Backend, searches: list[Asked], media: str) -> Ba
 async def _answer(backend: Backend, asked: Asked, media: str) -> SearchAnswer:
     options, bounds = asked.options, _bounds(asked.options, asked.filter)
     if asked.item_id is not None:
-        bundle = (await backend.models.ready()).bundle.id
         like = partial(backend.gallery.search_item, asked.item_id, **bounds)
-        listed = await anyio.to_thread.run_sync(_list, backend, like, options, bundle, media, limiter=backend.searchers)
+        listed = await anyio.to_thread.run_sync(_list, backend, like, options, media, limiter=backend.searchers)
         looked = None
     else:
         photo = await photo_bytes(backend, asked.photo, asked.image_url)
 
         def near(vectors: NDArray[np.float32], bundle_id: str) -> _Listed:
             search = partial(backend.gallery.search, vectors, bundle_id=bundle_id, **bounds)
-            return _list(backend, search, options, bundle_id, media)
+            return _list(backend, search, options, media)
 
         listed, looked = await find_photo(backend, photo, options.box, near)
-        bundle = looked.model.bundle.id
     found = listed.found
     backend.telemetry.stage("search", listed.seconds)
     backend.telemetry.saw(found.generation, found.change)
     return SearchAnswer(
         items=listed.items,
         cursor=found.cursor,
-        bundle=bundle,
+        bundle=found.bundle_id,
         generation=found.generation,
         change=found.change,
         milliseconds=milliseconds(looked, listed.seconds),
@@ -151,12 +149,13 @@ class _Listed(NamedTuple):
     seconds: float
 
 
-def _list(backend: Backend, search: Callable[[], Found], options: Options, bundle: str, media: str) -> _Listed:
+def _list(backend: Backend, search: Callable[[], Found], options: Options, media: str) -> _Listed:
     """Searches and reads the items at one go: every change of threads costs as much as a search."""
     begun = perf_counter()
     found = search()
     seconds = perf_counter() - begun
-    return _Listed(found, [_match(backend, hit, options, bundle, media) for hit in found.hits[0]], seconds)
+    items = [_match(backend, hit, options, found.bundle_id, media) for hit in found.hits[0]]
+    return _Listed(found, items, seconds)
 
 
 def _bounds(options: Options, wanted: Filter | None) -> dict[str, Any]:
