@@ -167,7 +167,8 @@ def _measured(searcher: Searcher, queries: Queries) -> Plan:
         _log.warning("No effort reaches a recall of %.4f: searches compare with every vector.", plan.target)
         filtered, growth = SCAN, plan.growth
     else:
-        filtered, _ = least(top, FILTERED_TARGET, max(effort, plan.filtered_effort))
+        beyond = plan.filtered_effort == SCAN  # for what is there already
+        filtered = SCAN if beyond else least(top, FILTERED_TARGET, max(effort, plan.filtered_effort))[0]
         depths = [depth for depth in DEPTHS if depth <= truth.shape[1] and filtered != SCAN]
         deeper = {depth: least(depth, FILTERED_TARGET, filtered)[0] for depth in depths}
         growth = max([plan.growth, *(_power(effort, filtered, depth / top) for depth, effort in deeper.items())])

@@ -122,6 +122,9 @@ def compact(
         ) from error
     finally:
         scratch.unlink(missing_ok=True)
+    if len(records.keys) and name is None:
+        # Until it is done, the last generation and its delta go on to be searched.
+        return compact(directory, catalogue, bundle, target=target, rebuild=True, on_progress=on_progress)
     catalogue.set_generation(bundle.key, name, records.change)
     clean(root, catalogue)
     return name
@@ -176,11 +179,18 @@ def _write(
     vectors: NDArray[np.float16],
     target: float,
     on_progress: Progress,
-) -> str:
+) -> str | None:
+    """Answers the name of what was written; none when the base should not be extended after all.
+
+    An extension is measured with what is new alone. Some odd pictures must not make every search compare with all
+    vectors: a build measures with a sample of the whole gallery.
+    """
     if base:
         index = ann.read_index(root / str(bundle.generation) / INDEX_FILE)
         plan: Any = base.plan.model_copy(update={"target": target})
         built = building.extend(index, plan, vectors, on_progress=on_progress)
+        if built.plan.scans and not plan.scans:
+            return None
         keys = np.concatenate((base.keys, fresh[built.order]))
     else:
         built = building.build(vectors, target=target, on_progress=on_progress)

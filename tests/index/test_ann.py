@@ -280,6 +280,13 @@ def test_where_no_effort_reaches_the_target_every_vector_is_compared(
     assert recall(positions, order, true_rows(queries, shop()[0], 10, allowed)) >= 0.999
 
 
+def test_filters_that_no_walk_serves_well_enough_stay_scans_when_good_vectors_come() -> None:
+    index, plan, _ = building.build(shop()[0][:2000], kind="hnsw", threads=1)
+    hard = plan.model_copy(update={"filtered_effort": ann.SCAN})
+    extended = building.extend(index, hard, shop()[0][2000:], threads=1).plan
+    assert extended.filtered_effort == ann.SCAN and not extended.scans
+
+
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 def test_a_build_learns_how_the_effort_grows_with_the_results(kind: Kind) -> None:
     plan = built(kind).plan
