@@ -101,7 +101,8 @@ def snapshot(directory: Path, file: Path, *, force: bool = False) -> Snapshot:
     except (OSError, sqlite3.DatabaseError) as error:
         raise SnapshotError(
             f"The snapshot {file} could not be written, and nothing of it was left: {error}.",
-            f"It takes room for the catalogue twice; if that is there, run `lookalike gallery verify {directory}`.",
+            "It takes room for the catalogue twice, the index and the bundles; if that is there, "
+            f"run `lookalike gallery verify {directory}`.",
         ) from error
     return card
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -20,6 +21,8 @@ log = logging.getLogger(__name__)
 
 _RETRY = 10.0
 """Seconds before a bundle that could not be loaded is tried again."""
+_LOOK = 2.0
+"""Seconds between two looks at which bundle is live; each request looks too."""
 
 
 class NotReady(LookalikeError):
@@ -67,6 +70,7 @@ class Models:
         self._model: Model | None = None
         self._loading: asyncio.Task[None] | None = None
         self._leaving: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
         self._not_before = 0.0
 
     async def start(self) -> None:
@@ -80,6 +84,16 @@ class Models:
             await self._adopt(bundle)
         elif live is not None:
             await self._load(live)
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Follows while nobody asks for anything: the first to ask should not meet the model of yesterday."""
+        while True:
+            await asyncio.sleep(_LOOK)
+            try:
+                self._follow()
+            except (LookalikeError, sqlite3.Error) as error:
+                log.warning("which bundle is live cannot be read: %s", error)
 
     @property
     def loaded(self) -> Model | None:
@@ -148,6 +162,8 @@ class Models:
 
     async def close(self) -> None:
         """Finishes what was accepted."""
+        if self._watching:
+            self._watching.cancel()
         if self._loading:
             await asyncio.shield(self._loading)
         await asyncio.gather(*self._leaving)

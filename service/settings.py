@@ -82,19 +82,19 @@ class Settings(BaseSettings):
 
 def load_settings(**given: Any) -> Settings:
     """The settings, or one error that lists every mistake with its place."""
+    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and not _is_known(name))
+    faults = [f"{name}: no setting has this name" for name in unknown]
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        faults = [f"{_place(fault['loc'])}: {fault['msg']}" for fault in error.errors()]
+        faults += [f"{_place(fault['loc'])}: {fault['msg']}" for fault in error.errors()]
+    except ValueError as error:  # a file that is no TOML, a variable that is no JSON
+        raise SettingsError(f"The settings cannot be read: {error}.", "Mend the file or the variable.") from None
+    if faults:
         raise SettingsError(
             "The settings cannot be used: " + "; ".join(faults) + ".",
             f"Each is set by an option, by {PREFIX}NAME in capitals, or by name in the file of {FILE_VARIABLE}.",
-        ) from None
-    except ValueError as error:  # a file that is no TOML, a variable that is no JSON
-        raise SettingsError(f"The settings cannot be read: {error}.", "Mend the file or the variable.") from None
-    unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and not _is_known(name))
-    if unknown:
-        raise SettingsError(f"Unknown variables: {', '.join(unknown)}.", "Check their spelling, or unset them.")
+        )
     return settings
 
 

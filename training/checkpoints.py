@@ -1,6 +1,8 @@
 """Checkpoints and the run folder: everything a run needs to go on, be measured or be exported."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 import yaml
 
+from index.errors import LookalikeError
 from index.files import write_text, written_whole
 from training.backbones import EmbeddingModel
 from training.config import TrainingConfig
@@ -28,8 +31,22 @@ class RunFolder:
 
     path: Path
 
-    def start(self, config: TrainingConfig, data: str, *, resume: bool) -> None:
-        """Makes the folder, or with `resume` accepts one that holds the same run."""
+    @contextmanager
+    def begun(self, config: TrainingConfig, data: str, *, resume: bool) -> Iterator[None]:
+        """Starts a run for the time of its preparations.
+
+        Should these find a mistake in the settings, a new run is taken back: the mended command finds its place free.
+        """
+        new = self.start(config, data, resume=resume)
+        try:
+            yield
+        except LookalikeError:
+            if new:
+                (self.path / _CONFIG).unlink()
+            raise
+
+    def start(self, config: TrainingConfig, data: str, *, resume: bool) -> bool:
+        """Makes the folder, or with `resume` accepts one that holds the same run; answers whether it is new."""
         if (self.path / _CONFIG).is_file():
             if not resume:
                 raise TrainingError(
@@ -39,12 +56,13 @@ class RunFolder:
                 raise TrainingError(
                     f"{self.path} holds a run with other settings or data.", "Choose another folder with --out."
                 )
-            return
+            return False
         if self.path.exists() and any(self.path.iterdir()):
             raise TrainingError(f"{self.path} is not empty and holds no run.", "Choose another folder with --out.")
         self.path.mkdir(parents=True, exist_ok=True)
         description = {"data": data, "config": config.model_dump(mode="json")}
         write_text(self.path / _CONFIG, yaml.safe_dump(description, sort_keys=False))
+        return True
 
     @property
     def config(self) -> TrainingConfig:

@@ -21,7 +21,7 @@ from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.data.loading import MeasuredPhotos
 from training.data.photos import Photo
-from training.devices import choose_device
+from training.devices import choose_device, keep_freed_memory
 
 Progress = Callable[[int, int], None]
 Embed = Callable[[torch.Tensor], NDArray[np.float32]]
@@ -32,6 +32,8 @@ _QUERIES = 1024
 
 def torch_embedder(module: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> Embed:
     """A PyTorch function of pixels as a function to arrays."""
+    if device.type == "cpu":
+        keep_freed_memory()
 
     def embed(pixels: torch.Tensor) -> NDArray[np.float32]:
         with torch.inference_mode():

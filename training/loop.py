@@ -1,6 +1,7 @@
 """The training loop, top to bottom."""
 
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -56,14 +57,14 @@ def train(
     """Trains into the run folder `out`, or goes on with the run there, and answers the chosen model's figures."""
     with joined_world(config.device) as world:
         folder = RunFolder(out)
-        if world.is_first:
-            folder.start(config, spec, resume=resume)
-            data = check_photos(data, on_progress=partial(watcher.busy, "Checking the photos"))
-        data = world.share(data)
-        for remark in data.remarks:
-            watcher.say(remark)
-        checkpoint = folder.load()
-        work = prepare(config, data, out, world, watcher, pretrained=checkpoint is None)
+        with folder.begun(config, spec, resume=resume) if world.is_first else nullcontext():
+            if world.is_first:
+                data = check_photos(data, on_progress=partial(watcher.busy, "Checking the photos"))
+            data = world.share(data)
+            for remark in data.remarks:
+                watcher.say(remark)
+            checkpoint = folder.load()
+            work = prepare(config, data, out, world, watcher, pretrained=checkpoint is None)
         progress = Progress()
         if checkpoint:
             work.load_state_dict(checkpoint["work"])

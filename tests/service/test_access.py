@@ -103,7 +103,9 @@ def test_an_empty_variable_is_as_if_it_were_not_there(monkeypatch: pytest.Monkey
         check_exposure(settings)
 
 
-def test_a_misspelt_variable_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_variable_is_told_with_all_other_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOKALIKE_GALERY", "x")
     with pytest.raises(SettingsError, match="LOOKALIKE_GALERY"):
         load_settings(gallery="g")
+    with pytest.raises(SettingsError, match=r"LOOKALIKE_GALERY.*rate"):
+        load_settings(gallery="g", rate=-1)

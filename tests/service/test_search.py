@@ -15,7 +15,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from service import walking
+from service import models, walking
 from service.settings import Settings
 from tests.service.conftest import problem, serving
 from tests.support.tiny_bundle import make_tiny_bundle
@@ -205,6 +205,19 @@ def test_the_service_follows_a_bundle_that_goes_live_and_never_mixes_two(tmp_pat
         going.set()
         pairs = {(first.bundle_id, first.generation), (second.bundle_id, second.generation)}
         assert set.union(*(future.result() for future in seen)) <= pairs, "vectors of two bundles never meet"
+
+
+def test_a_service_that_nobody_asks_follows_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, other = make_tiny_bundle(tmp_path / "one"), make_tiny_bundle(tmp_path / "two", grid=2)
+    source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
+    first = index_source(source, gallery=gallery, bundle=bundle)
+    monkeypatch.setattr(models, "_LOOK", 0.05)
+    with serving(Settings(gallery=gallery, threads=1)) as client:
+        assert client.get("/v1/status").json()["bundle"]["id"] == first.bundle_id
+        second = index_source(source, gallery=gallery, bundle=other)
+        deadline = time.monotonic() + 20
+        while client.get("/v1/status").json()["bundle"]["id"] != second.bundle_id:
+            assert time.monotonic() < deadline, "the service must follow within seconds"
 
 
 def test_a_photo_that_is_decoded_while_the_bundle_is_exchanged_is_answered(

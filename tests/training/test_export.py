@@ -36,9 +36,9 @@ def make_run(folder: Path, backbone: str, data: DataSet, *, gain: float = 1) -> 
     settings = [f"backbone={{name: {backbone}, weights: none, embedding_size: 32}}"]
     config = load_config(None, [*settings, "preprocessing={resize: 176, input_size: 160}"])
     run = RunFolder(folder)
-    run.start(config, f"folder:{data.train[0].path.parents[1]}", resume=False)
-    torch.manual_seed(1)
-    model = EmbeddingModel(config.backbone, input_size=160, pretrained=False)
+    with run.begun(config, f"folder:{data.train[0].path.parents[1]}", resume=False):
+        torch.manual_seed(1)
+        model = EmbeddingModel(config.backbone, input_size=160, pretrained=False)
     with torch.no_grad():
         next(iter(model.backbone.parameters())).mul_(gain)
     run.save_best(model.state_dict())

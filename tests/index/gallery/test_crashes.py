@@ -1,8 +1,10 @@
 """Kills, full disks and damaged files: nothing that was acknowledged is lost, and searches go on."""
 
 import shutil
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
@@ -251,6 +253,15 @@ def test_a_folder_with_other_things_is_no_gallery(tmp_path: Path) -> None:
         open_gallery(tmp_path, create=True)
     with pytest.raises(LookalikeError, match="lookalike reindex"):
         open_gallery(tmp_path / "nothing")
+
+
+def test_a_catalogue_of_another_release_is_told_and_kept(tmp_path: Path) -> None:
+    open_gallery(tmp_path, create=True).close()
+    with closing(sqlite3.connect(tmp_path / "catalogue.sqlite")) as catalogue:
+        catalogue.execute("PRAGMA user_version = 99")
+    for _ in range(2):
+        with pytest.raises(LookalikeError, match=r"schema version 99; this release reads .* Use the release that"):
+            open_gallery(tmp_path)
 
 
 def test_a_file_that_is_no_database_is_told_and_kept(tmp_path: Path) -> None:
