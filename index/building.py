@@ -130,17 +130,39 @@ def _grow(index: Index, plan: Plan, vectors: Vectors, on_progress: Progress) -> 
         return Built(index, plan, rows)
     size = min(HELD_OUT, count // 2) if count >= 128 else 0
     held_out = np.sort(np.random.default_rng(0).choice(count, size, replace=False))
-    order = np.concatenate((np.delete(rows, held_out), held_out))
-    for start in range(0, count - size, CHUNK):
-        part = order[start : min(start + CHUNK, count - size)]
-        index.add(vectors[part].astype(np.float32))
-        on_progress(start + len(part), count)
+    rest = np.delete(rows, held_out)
+    repeats = _are_repeats(vectors)[rest]
+    order = np.concatenate((rest[~repeats], rest[repeats], held_out))
+    done = 0
+    for group in (rest[~repeats], rest[repeats]):
+        for start in range(0, len(group), CHUNK):
+            part = group[start : start + CHUNK]
+            index.add(vectors[part].astype(np.float32))
+            done += len(part)
+            on_progress(done, count)
     queries = vectors[held_out].astype(np.float32)
     if size:
         plan = _measured(Searcher(index, plan), queries)
         index.add(queries)
     on_progress(count, count)
     return Built(index, plan, order)
+
+
+def _are_repeats(vectors: Vectors) -> NDArray[np.bool_]:
+    """Which rows have been there before, by a hash.
+
+    Thousands of copies of one picture, say "no photo yet", fill each other's links: added among the others, they cut a
+    graph in pieces, after them they do not.
+    """
+    factors = np.random.default_rng(0).integers(1 << 63, size=vectors.shape[1], dtype=np.uint64) | np.uint64(1)
+    names = np.empty(len(vectors), np.uint64)
+    step = CHUNK // 16
+    for start in range(0, len(vectors), step):
+        block = np.ascontiguousarray(vectors[start : start + step]).view(np.uint16)
+        names[start : start + step] = block.astype(np.uint64) @ factors
+    repeats = np.ones(len(vectors), np.bool_)
+    repeats[np.unique(names, return_index=True)[1]] = False
+    return repeats
 
 
 def _measured(searcher: Searcher, queries: Queries) -> Plan:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -87,18 +88,22 @@ class Bundle:
         return bundle
 
     def copy_to(self, directory: Path) -> None:
-        """Copies the bundle to a place of its own, whole or not at all; one that is there already stays."""
-        if directory.is_dir():
-            return
+        """Copies the bundle to a place of its own, whole or not at all; a whole one that is there already stays."""
+        damaged = directory.is_dir()
+        if damaged:
+            with suppress(BundleError):
+                Bundle.load(directory)
+                return
         directory.parent.mkdir(parents=True, exist_ok=True)
         temporary = beside(directory)
-        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         try:
             for name in (MODEL_FILE, CARD_FILE, README_FILE):
                 if (self.directory / name).is_file():
                     with written_whole(temporary / name) as copy:
                         shutil.copyfile(self.directory / name, copy)
+            if damaged:
+                shutil.rmtree(directory, ignore_errors=True)
             try:
                 temporary.rename(directory)
             except OSError:

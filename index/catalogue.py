@@ -73,9 +73,10 @@ class Catalogue:
             except sqlite3.DatabaseError as error:
                 if new:
                     path.unlink(missing_ok=True)
-                raise CatalogueError(
-                    f"{path} cannot be used as a catalogue: {error}.", "Restore it from a copy."
-                ) from None
+                remedy = "Restore it from a copy."
+                if isinstance(error, sqlite3.OperationalError):  # nothing is wrong with the file itself
+                    remedy = "Check the rights on its folder and the room on its disk; if it is locked, wait and retry."
+                raise CatalogueError(f"{path} cannot be used as a catalogue: {error}.", remedy) from None
 
     def close(self) -> None:
         self.watch.close()

@@ -195,7 +195,7 @@ def _write(
     else:
         built = building.build(vectors, target=target, on_progress=on_progress)
         keys = fresh[built.order]
-    name = _unused_name(root, f"{records.change:012d}-{bundle.id}")
+    name = _unused_name(root, f"{records.change:012d}-{bundle.id}", bundle.generation)
     write_generation(
         root / name,
         bundle_id=bundle.id,
@@ -208,11 +208,14 @@ def _write(
     return name
 
 
-def _unused_name(root: Path, name: str) -> str:
-    """The name, or with a number when a damaged generation of the same change has it: others may have it open."""
+def _unused_name(root: Path, name: str, last: str | None) -> str:
+    """The name, or with a number when a generation of the same change has it.
+
+    Others may have that one open if it is damaged; if it was lost, they know its name as one not to look for again.
+    """
     number = 1
     chosen = name
-    while (root / chosen).exists():
+    while chosen == last or (root / chosen).exists():
         number += 1
         chosen = f"{name}.{number}"
     return chosen

@@ -116,10 +116,10 @@ class EmbeddedGallery:
         return previous.id
 
     def drop_bundle(self, bundle_id: str) -> None:
-        bundle, live = self._known_bundle(bundle_id), self._catalogue.read.current().bundle
-        if live and live.id == bundle_id:
-            raise LookalikeError(f"Bundle {bundle_id} is live.", "Activate another one first.")
         with compaction_lock(self._directory, wait=True):
+            bundle, live = self._known_bundle(bundle_id), self._catalogue.read.current().bundle
+            if live and live.id == bundle_id:
+                raise LookalikeError(f"Bundle {bundle_id} is live.", "Activate another one first.")
             self._catalogue.drop_bundle(bundle.key)
             clean(self._directory / GENERATIONS, self._catalogue)
         shutil.rmtree(self._directory / BUNDLES / bundle_id, ignore_errors=True)
@@ -382,8 +382,14 @@ class _Maintainer:
                     log.error("a compaction of %s ended with code %s; see its message above", self._directory, code)
                 self._not_before = monotonic() + (_PAUSE if code else _REST)
                 self._process = None
-            if monotonic() >= self._not_before:
-                self._process = subprocess.Popen([sys.executable, "-m", "index.compaction", str(self._directory)])
+            if monotonic() < self._not_before:
+                return
+            with compaction_lock(self._directory, wait=False) as free:
+                self._not_before = monotonic() + _REST
+            if free:  # or else another process is at it
+                # Not from the working folder, where some file might have the name of a package of ours.
+                command = [sys.executable, "-P", "-m", "index.compaction", str(self._directory)]
+                self._process = subprocess.Popen(command)
 
     def close(self) -> None:
         """A compaction that is stopped has changed nothing."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-import socket
+import secrets
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,8 +15,8 @@ _PIECE = 1 << 24
 
 
 def beside(path: Path, end: str = "tmp") -> Path:
-    """A hidden name beside `path` of this process alone: in each of two containers on one volume the pid is 1."""
-    return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}.{end}")
+    """A hidden name beside `path` that nobody else has: in each of two containers on one volume the pid is 1."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{end}")
 
 
 @contextmanager

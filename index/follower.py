@@ -32,7 +32,7 @@ class Follower:
             return self._state
         with self._lock:
             bundle = self._catalogue.watch.bundle(self._state.bundle.id) or self._state.bundle
-            followed = self._caught_up(self._state)
+            followed = self._caught_up(self._state) if self._is_still(bundle) else None
             while followed is None:
                 followed = self._caught_up(self._start(bundle))
             self._state = followed
@@ -40,6 +40,11 @@ class Follower:
                 self._open_aside(bundle)
             self._version = version
             return self._state
+
+    def _is_still(self, bundle: BundleRow) -> bool:
+        """Whether the state is of these rows, and not of a bundle that was dropped and indexed anew, or emptied."""
+        state = self._state
+        return bundle.key == state.bundle.key and (bundle.generation is not None or state.generation.name is None)
 
     def _caught_up(self, state: State) -> State | None:
         """The state after all changes; none if it is too far behind: some removals are no longer listed."""

@@ -207,7 +207,6 @@ def write_generation(
 ) -> None:
     """Writes a new generation, whole or not at all."""
     temporary = beside(directory)
-    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         write_index(index, temporary / INDEX_FILE)

@@ -162,6 +162,10 @@ def _upright(image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
+_STRIP = 256
+"""Rows that are laid on white at a time: of a large photo as a whole it would take four more copies in memory."""
+
+
 def _to_rgb(image: Image.Image) -> Image.Image:
     """RGB on white: shops photograph on white, and a transparent product must not turn black."""
     if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip rather than scale
@@ -170,9 +174,12 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         grey[values == image.info.get("transparency")] = 255
         return Image.fromarray(grey).convert("RGB")
     if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, "white")
-        return Image.alpha_composite(white, rgba).convert("RGB")
+        whole = Image.new("RGB", image.size)
+        for top in range(0, image.height, _STRIP):
+            strip = image.crop((0, top, image.width, min(top + _STRIP, image.height))).convert("RGBA")
+            white = Image.new("RGBA", strip.size, "white")
+            whole.paste(Image.alpha_composite(white, strip).convert("RGB"), (0, top))
+        return whole
     return image if image.mode == "RGB" else image.convert("RGB")
 
 

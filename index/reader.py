@@ -263,7 +263,7 @@ class Reader:
         """Image id to vector, of the item's images that have one of the bundle."""
         query = (
             "SELECT images.id, vector FROM items JOIN images ON item = items.key JOIN vectors ON image = images.key "
-            "WHERE items.id = ? AND bundle = ? ORDER BY image"
+            "WHERE items.id = ? AND bundle = ? ORDER BY images.key"  # by `image` SQLite would read all vectors
         )
         with self._lock:
             rows = self._db.execute(query, (item_id, bundle)).fetchall()

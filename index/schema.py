@@ -60,6 +60,8 @@ def connect(path: Path) -> sqlite3.Connection:
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
     """Makes the tables of a new catalogue; refuses one of another release."""
+    if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
+        return  # without waiting for a writer
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]

@@ -1,6 +1,5 @@
 """What a search looks at: one bundle's vectors as of one change, in parts that are searched one by one."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -135,9 +134,3 @@ class State:
                 mask = [wanted.matches(self.items[key].attributes) for key in block.items.tolist()]
                 segments.append(BlockPart(self, block, Selection(np.array(mask, np.bool_) & block.alive)))
         return [segment for segment in segments if (segment.selection or segment.searcher).count]
-
-    def living(self) -> Iterator[int]:
-        """The keys of all images that can be found, for checks."""
-        yield from self.generation.keys[self.alive].tolist()
-        for block in self.blocks:
-            yield from block.keys[block.alive].tolist()

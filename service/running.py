@@ -58,7 +58,7 @@ def start_job(gallery: Path, address: str, bundle: Bundle, options: Sequence[str
 def _begun(job: Job, folder: Path, options: list[str], address: str) -> "subprocess.Popen[bytes]":
     job_id = job.record.id
     own = ["--job", str(job_id), "--rejects", str(folder / f"{job_id}.rejects.csv")]
-    command = [sys.executable, "-m", "lookalike", "reindex", *options, *own, "--", address]
+    command = [sys.executable, "-P", "-m", "lookalike", "reindex", *options, *own, "--", address]
     try:
         with _log_file(folder, job_id).open("wb") as output:
             # A session of its own: the Ctrl-C that ends the service is not meant for it.

@@ -95,7 +95,6 @@ def _replaced(out: Path) -> Iterator[Path]:
     if out.exists() and not (out / CARD_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise TrainingError(f"{out} exists and is not a bundle.", "Choose another folder with --out.")
     temporary, old = beside(out, "tmp"), beside(out, "old")
-    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         yield temporary

@@ -195,6 +195,21 @@ def test_copies_of_one_photo_are_all_found(kind: Kind) -> None:
     assert np.allclose(scores, 1.0, atol=2e-3)
 
 
+def test_thousands_of_copies_of_one_photo_do_not_cut_the_graph() -> None:
+    """A shop has many items with the picture that says that there is none yet."""
+    random = np.random.default_rng(0)
+    vectors = random.standard_normal((400, 64))[random.integers(400, size=30_000)]
+    vectors += 0.7 * random.standard_normal(vectors.shape)
+    places = random.permutation(len(vectors))
+    for copies in (places[:1500], places[1500:3000]):
+        vectors[copies] = random.standard_normal(64)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    index, plan, order = building.build(vectors.astype(np.float16), kind="hnsw")
+    assert not plan.scans and plan.effort <= 64
+    assert sorted(order.tolist()) == list(range(len(vectors)))
+    assert np.array_equal(ann.rows_of(ann.storage_of(index)), vectors[order].astype(np.float16))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("cheap_walks")
 def test_an_extended_index_keeps_its_positions_and_finds_the_new_vectors(kind: Kind) -> None:

@@ -69,6 +69,15 @@ def test_the_transparent_colour_of_a_palette_becomes_white(kind: str) -> None:
     assert decoded.getpixel((3, 10)) == WHITE and close_to(decoded, (36, 10), BLUE)
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_a_tall_transparent_photo_is_laid_on_white_as_one_piece(mode: str) -> None:
+    """It is done in strips, to save memory; nobody should see where they meet."""
+    values = np.random.default_rng(0).integers(256, size=(3 * 256 + 5, 9, len(mode)), dtype=np.uint8)
+    image = Image.fromarray(values, mode)
+    whole = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+    assert np.array_equal(decode(encoded(image, "PNG")), whole)
+
+
 def test_a_half_transparent_pixel_is_mixed_with_white() -> None:
     image = decode(encoded(Image.new("RGBA", (8, 8), (255, 0, 0, 128)), "PNG"))
     assert close_to(image, (4, 4), (255, 127, 127))

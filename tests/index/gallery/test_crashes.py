@@ -11,6 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from index import catalogue
 from index.errors import LookalikeError
 from index.gallery import Gallery, open_gallery
 from index.items import Item
@@ -257,11 +258,27 @@ def test_a_folder_with_other_things_is_no_gallery(tmp_path: Path) -> None:
 
 def test_a_catalogue_of_another_release_is_told_and_kept(tmp_path: Path) -> None:
     open_gallery(tmp_path, create=True).close()
-    with closing(sqlite3.connect(tmp_path / "catalogue.sqlite")) as catalogue:
-        catalogue.execute("PRAGMA user_version = 99")
+    with closing(sqlite3.connect(tmp_path / "catalogue.sqlite")) as database:
+        database.execute("PRAGMA user_version = 99")
     for _ in range(2):
         with pytest.raises(LookalikeError, match=r"schema version 99; this release reads .* Use the release that"):
             open_gallery(tmp_path)
+
+
+def test_a_catalogue_that_is_busy_or_not_ours_is_not_told_to_be_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_gallery(tmp_path, create=True).close()
+    with closing(sqlite3.connect(tmp_path / "catalogue.sqlite", isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        open_gallery(tmp_path).close()  # nobody waits for a writer to read
+
+    def refuse(*_: object) -> None:
+        raise sqlite3.OperationalError("attempt to write a readonly database")
+
+    monkeypatch.setattr(catalogue, "prepare", refuse)
+    with pytest.raises(LookalikeError, match=r"readonly database\. Check the rights"):
+        open_gallery(tmp_path)
 
 
 def test_a_file_that_is_no_database_is_told_and_kept(tmp_path: Path) -> None:

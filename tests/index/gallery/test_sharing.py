@@ -1,5 +1,7 @@
 """One gallery in many hands: threads and processes that write, search and compact at the same time."""
 
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +11,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from index.compaction import compaction_lock
 from index.gallery import Gallery, open_gallery
 from index.items import Item, NewImage
 
@@ -252,12 +255,59 @@ def test_a_gallery_that_maintains_itself_compacts_when_it_is_worth_it(maintained
     assert maintained.stats().generation != first.generation
 
 
-def test_a_gallery_that_maintains_itself_makes_a_damaged_generation_again(tmp_path: Path) -> None:
+def test_a_reader_that_looked_away_while_its_bundle_was_dropped_and_indexed_anew_never_mixes_two(
+    tmp_path: Path,
+) -> None:
+    direction = dict(zip("abc", np.eye(3, dtype=np.float32), strict=True))
+    writer = open_gallery(tmp_path / "gallery", create=True)
+
+    def index(bundle: str) -> None:
+        # The content of the photo is the same, whatever a bundle makes of it.
+        writer.upsert([(Item(id="mug"), [photo("front", direction[bundle], 1)])], bundle)
+
+    index("a")
+    index("b")
+    writer.activate("b")
+    reader = open_gallery(tmp_path / "gallery")
+    assert reader.search(direction["b"][None], bundle_id="b").hits[0][0].score == 1
+    writer.activate("a")
+    writer.drop_bundle("b")
+    index("c")  # in the place that b had in the catalogue
+    index("b")
+    writer.activate("b")
+    assert reader.search(direction["b"][None], bundle_id="b").hits[0][0].score == 1
+    reader.close()
+    writer.close()
+
+
+def test_a_gallery_that_was_emptied_has_nothing_to_compact(maintained: Gallery, tmp_path: Path) -> None:
+    maintained.compact()
+    maintained.delete(item.id for item, _ in many("first"))
+    eventually(lambda: maintained.stats().generation is None)
+    assert maintained.stats().pending == 0
+    assert maintained.search(unit(1, 2)[None], bundle_id=BUNDLE).hits == [[]]
+    maintained.upsert([(Item(id="mug"), [photo("front", unit(1, 2))])], BUNDLE)
+    assert maintained.search(unit(1, 2)[None], bundle_id=BUNDLE).hits[0][0].item.id == "mug"
+
+
+def test_no_compaction_is_started_while_another_process_is_at_one(tmp_path: Path, maintained: Gallery) -> None:
+    with compaction_lock(tmp_path / "gallery", wait=True), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess, "Popen", lambda command: pytest.fail(f"{command} was started"))
+        maintained.search(unit(1, 2)[None], bundle_id=BUNDLE)
+        assert maintained.stats().generation is None
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["damaged", "lost"])
+def test_a_gallery_that_maintains_itself_makes_a_bad_generation_again(tmp_path: Path, lost: bool) -> None:
     gallery = open_gallery(tmp_path / "gallery", create=True)
     gallery.upsert(shop(20), BUNDLE)
     name = gallery.compact()
     gallery.close()
-    (tmp_path / "gallery" / "generations" / str(name) / "index.faiss").write_bytes(b"")
+    generation = tmp_path / "gallery" / "generations" / str(name)
+    if lost:
+        shutil.rmtree(generation)
+    else:
+        (generation / "index.faiss").write_bytes(b"")
     maintained = open_gallery(tmp_path / "gallery", maintain=True)
     assert maintained.stats().generation is None
     eventually(lambda: maintained.stats().generation not in (None, name))
