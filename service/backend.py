@@ -26,6 +26,14 @@ PHOTO_TYPES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png",
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
+class Busy(Overloaded):
+    """More requests are in work than the service has permits."""
+
+    def __init__(self, working: int, retry_after: float) -> None:
+        super().__init__(working, retry_after)
+        self.problem = f"{working} requests are in work already."
+
+
 @dataclass
 class Backend:
     """The engines of one running service."""
@@ -50,7 +58,7 @@ class Backend:
         """The right to do work for a request, taken before any is done; refused when too many have one."""
         if self.working >= self.settings.max_requests:
             self.telemetry.refused("requests")
-            raise Overloaded(self.working, 1.0)
+            raise Busy(self.working, 1.0)
         self.working += 1
         try:
             with self.telemetry.working():

@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from time import perf_counter
 from typing import Any, NamedTuple, TypeVar
 
+import anyio.lowlevel
 import anyio.to_thread
 import numpy as np
 from fastapi import Request
@@ -38,21 +39,20 @@ class Looked(NamedTuple):
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
     """Does the work unless the client leaves before it is done: then what is left of it is dropped."""
-    task = asyncio.create_task(work)
-    left = asyncio.create_task(_left(request))
-    try:
-        await asyncio.wait((task, left), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientLeft
-        return task.result()
-    finally:
-        for one in (task, left):
-            one.cancel()
+    with anyio.CancelScope() as scope:  # a thread that has begun is waited for: it holds memory that is counted
+        watching = asyncio.create_task(_cancel_when_left(request, scope))
+        try:
+            return await work
+        finally:
+            watching.cancel()
+            await anyio.lowlevel.checkpoint_if_cancelled()
+    raise ClientLeft
 
 
-async def _left(request: Request) -> None:
+async def _cancel_when_left(request: Request, scope: anyio.CancelScope) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+    scope.cancel()
 
 
 async def photo_bytes(backend: Backend, photo: bytes | None, url: str | None) -> bytes:

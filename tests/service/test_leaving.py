@@ -1,0 +1,126 @@
+"""Clients that leave and clients that dawdle: neither frees what is still used, nor keeps what others need."""
+
+import asyncio
+import socket
+import threading
+from typing import Any
+
+import anyio.to_thread
+import httpx
+import pytest
+from anyio import CapacityLimiter
+from fastapi import Request
+
+from service import walking
+from service.settings import Settings
+from service.walking import ClientLeft, while_connected
+from tests.service.conftest import problem, serving
+from tests.support.tiny_gallery import tiny_photo
+
+PHOTO = tiny_photo(2, 5)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Leaving:
+    """A request whose client leaves when told."""
+
+    def __init__(self) -> None:
+        self.left = asyncio.Event()
+        self.request = Request({"type": "http"}, self._receive)
+
+    async def _receive(self) -> dict[str, Any]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+
+class Thread:
+    """Work in a thread that ends when told."""
+
+    def __init__(self) -> None:
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.begun.set()
+        assert self.may_end.wait(60)
+
+
+async def until_nothing_moves() -> None:
+    for _ in range(50):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_thread_that_works_for_nobody_keeps_its_place_until_it_is_done(fails: bool) -> None:
+    client, thread, limiter = Leaving(), Thread(), CapacityLimiter(1)
+
+    async def work() -> None:
+        await anyio.to_thread.run_sync(thread, limiter=limiter)
+        if fails:
+            raise ValueError("that nobody will hear of")
+
+    task = asyncio.create_task(while_connected(client.request, work()))
+    assert await asyncio.to_thread(thread.begun.wait, 60)
+    client.left.set()
+    await until_nothing_moves()
+    try:
+        assert limiter.borrowed_tokens == 1 and not task.done()
+    finally:
+        thread.may_end.set()
+    with pytest.raises(ClientLeft):
+        await task
+    assert limiter.borrowed_tokens == 0
+
+
+@pytest.mark.anyio
+async def test_what_waits_for_a_place_is_dropped_at_once() -> None:
+    client, thread, limiter = Leaving(), Thread(), CapacityLimiter(1)
+    async with limiter:
+        task = asyncio.create_task(while_connected(client.request, anyio.to_thread.run_sync(thread, limiter=limiter)))
+        await until_nothing_moves()
+        client.left.set()
+        with pytest.raises(ClientLeft):
+            await task
+    assert not thread.begun.is_set()
+
+
+def connect(client: httpx.Client) -> socket.socket:
+    return socket.create_connection((client.base_url.host, client.base_url.port or 80), timeout=60)
+
+
+def head(length: int) -> bytes:
+    lines = "POST /v1/search HTTP/1.1", "Host: localhost", "Content-Type: image/jpeg", f"Content-Length: {length}"
+    return "\r\n".join((*lines, "\r\n")).encode()
+
+
+def test_a_client_that_leaves_gives_back_no_permit_while_its_photo_is_decoded(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    thread, decode = Thread(), walking._pixels
+
+    def wait_and_decode(*given: Any) -> Any:
+        monkeypatch.setattr(walking, "_pixels", decode)
+        thread()
+        return decode(*given)
+
+    monkeypatch.setattr(walking, "_pixels", wait_and_decode)
+    with serving(settings.model_copy(update={"max_requests": 1})) as client:
+        try:
+            with connect(client) as leaver:
+                leaver.sendall(head(len(PHOTO)) + PHOTO)
+                assert thread.begun.wait(60)
+                leaver.shutdown(socket.SHUT_WR)
+                assert leaver.recv(1) == b""  # the service has seen it
+            client.get("/healthz")
+            refused = problem(client.post("/v1/search", files={"image": PHOTO}), 503, "overloaded")
+            assert refused["detail"] == "1 requests are in work already."
+        finally:
+            thread.may_end.set()
+        while client.post("/v1/search", files={"image": PHOTO}).status_code != 200:
+            pass
+        told = client.get("/metrics").text
+    assert 'lookalike_requests_total{method="POST",route="/v1/search",status="499"} 1.0' in told
