@@ -5,13 +5,14 @@ import re
 import uuid
 from time import perf_counter
 
+import anyio
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.logs import log_request
 from service.logs import request_id as request_in_work
-from service.problems import BODY_TOO_LARGE, INTERNAL, ProblemError, answer
+from service.problems import BODY_TOO_LARGE, BODY_TOO_SLOW, INTERNAL, ProblemError, answer
 from service.telemetry import Telemetry
 from service.walking import ClientLeft
 
@@ -29,6 +30,10 @@ _HEADERS = {
 }
 _CLIENT_LEFT = 499
 """The status that is noted, by custom, for a request that nobody waited for."""
+_PIECE_SECONDS = 15
+"""Given to each piece of a body to arrive."""
+_BODY_SECONDS = 60
+"""Given to the whole of it: while it arrives, it may hold what others wait for."""
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -99,7 +104,7 @@ def _template(scope: Scope, root: str) -> str:
 
 
 class BodyLimit:
-    """Refuses a body while it arrives: form parsing limits neither files nor their sum."""
+    """Refuses a body while it arrives: form parsing limits neither files nor their sum, and nothing limits the time."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app = app
@@ -110,14 +115,20 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         declared = int(Headers(scope=scope).get("content-length", "0"))
-        received = 0
+        received, whole, end = 0, False, anyio.current_time() + _BODY_SECONDS
 
         async def limited() -> Message:
-            nonlocal received
+            nonlocal received, whole
             if declared > self._max_bytes:
                 raise self._too_large()
-            message = await receive()
+            try:
+                with anyio.fail_after(None if whole else min(_PIECE_SECONDS, end - anyio.current_time())):
+                    message = await receive()
+            except TimeoutError:
+                told = f"{received:,} bytes of the request came in time, and no end."
+                raise ProblemError(BODY_TOO_SLOW, told, headers={"Connection": "close"}) from None
             received += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
             if received > self._max_bytes:
                 raise self._too_large()
             return message

@@ -84,6 +84,13 @@ METHOD_NOT_ALLOWED = Kind(
     "/v1/search does not take GET.",
     "Use POST.",
 )
+BODY_TOO_SLOW = Kind(
+    "body-too-slow",
+    408,
+    "The request takes too long to arrive",
+    "1,000 bytes of the request came in time, and no end.",
+    "Send it again, at one go; a smaller photo arrives sooner.",
+)
 BODY_TOO_LARGE = Kind(
     "body-too-large",
     413,

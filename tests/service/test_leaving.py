@@ -11,7 +11,7 @@ import pytest
 from anyio import CapacityLimiter
 from fastapi import Request
 
-from service import walking
+from service import middleware, walking
 from service.settings import Settings
 from service.walking import ClientLeft, while_connected
 from tests.service.conftest import problem, serving
@@ -124,3 +124,43 @@ def test_a_client_that_leaves_gives_back_no_permit_while_its_photo_is_decoded(
             pass
         told = client.get("/metrics").text
     assert 'lookalike_requests_total{method="POST",route="/v1/search",status="499"} 1.0' in told
+
+
+@pytest.mark.parametrize("limit", ["_PIECE_SECONDS", "_BODY_SECONDS"])
+def test_a_photo_that_does_not_arrive_gives_its_permit_back(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr(middleware, limit, 0.2)
+    with serving(settings.model_copy(update={"max_requests": 1})) as client, connect(client) as slow:
+        slow.sendall(head(9000) + b"x")
+        status, headers, content = read_answer(slow)
+        told = httpx.Response(status, headers=headers, content=content)
+        body = problem(told, 408, "body-too-slow")
+        assert body["detail"].startswith("1 bytes") and told.headers["connection"] == "close"
+        monkeypatch.undo()
+        assert client.post("/v1/search", files={"image": PHOTO}).status_code == 200
+
+
+def test_time_does_not_press_a_photo_that_is_whole(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    thread, decode = Thread(), walking._pixels
+    over = threading.Timer(1.0, thread.may_end.set)
+
+    def wait_and_decode(*given: Any) -> Any:
+        over.start()
+        thread()
+        return decode(*given)
+
+    monkeypatch.setattr(walking, "_pixels", wait_and_decode)
+    for limit in ("_PIECE_SECONDS", "_BODY_SECONDS"):
+        monkeypatch.setattr(middleware, limit, 0.5)
+    with serving(settings) as client:
+        assert client.post("/v1/search", files={"image": PHOTO}).status_code == 200
+
+
+def read_answer(connection: socket.socket) -> tuple[int, list[tuple[str, str]], bytes]:
+    """The status, headers and body of the one answer after which the service closes the connection."""
+    with connection.makefile("rb") as file:
+        head, _, body = file.read().partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    pairs = (line.partition(": ") for line in lines)
+    return int(first.split()[1]), [(name, value) for name, _, value in pairs], body
