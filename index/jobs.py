@@ -17,11 +17,14 @@ from typing import IO, Literal
 
 from pydantic import Field
 
+from index.catalogue import _alone
 from index.errors import LookalikeError
 from index.items import Frozen
 from index.processes import is_running
 
 JOBS_FILE = "jobs.sqlite"
+_STARTING = 60.0
+"""Seconds within which the process of a job that was begun gets to hold it."""
 State = Literal["running", "done", "partial", "failed", "cancelled", "interrupted"]
 
 _TABLES = """
@@ -78,7 +81,8 @@ class JobLog:
         self._directory = directory
         self._lock = threading.Lock()
         self._db = sqlite3.connect(directory / JOBS_FILE, timeout=30, check_same_thread=False, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode = WAL")
+        with _alone(directory):  # the timeout does not hold for the change to a journal that two make at once
+            self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute(_TABLES)
 
@@ -134,7 +138,7 @@ class JobLog:
 
     def _as_it_is(self, record: JobRecord, host: str, process: int) -> JobRecord:
         """A job whose process is gone did not end by itself: it was killed, and can be run again."""
-        if record.state != "running" or self._is_held(record.id, host, process):
+        if record.state != "running" or self._is_held(record, host, process):
             return record
         # It may have ended since it was read: its last word is saved before it lets the lock go.
         with self._lock:
@@ -144,14 +148,16 @@ class JobLog:
             return last
         return last.model_copy(update={"state": "interrupted", "message": "Its process was killed; run it again."})
 
-    def _is_held(self, job_id: int, host: str, process: int) -> bool:
+    def _is_held(self, record: JobRecord, host: str, process: int) -> bool:
         try:
-            with self.lock_file(job_id).open() as file:
+            with self.lock_file(record.id).open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
         except FileNotFoundError:  # begun, but its process has not yet got to hold it
-            return host != socket.gethostname() or is_running(process)
+            # Of another container, or of this one before it was started again, the number tells nothing.
+            is_recent = time.time() - record.updated < _STARTING
+            return is_recent and (host != socket.gethostname() or is_running(process))
         return False
 
     def lock_file(self, job_id: int) -> Path:

@@ -88,6 +88,21 @@ def test_a_job_begun_for_another_process_runs_until_that_one_ends(tmp_path: Path
         assert log.get(begun).state == "interrupted", "although this process is alive"
 
 
+@pytest.mark.parametrize("host", ["another", "this"])
+def test_a_job_killed_before_it_was_held_is_soon_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """Also when its container was started again, where the same number runs again."""
+    with opened_jobs(tmp_path) as log:
+        begun = log.begin("shop.csv", "b" * 16).record
+        monkeypatch.setattr("socket.gethostname", lambda: host)
+        log._db.execute("UPDATE jobs SET host = 'this'")
+        monkeypatch.setattr("time.time", lambda: begun.updated + 30)
+        assert log.get(begun.id).state == "running", "its process may still be starting"
+        monkeypatch.setattr("time.time", lambda: begun.updated + 61)
+        assert log.get(begun.id).state == "interrupted"
+
+
 def test_the_newest_jobs_come_first(tmp_path: Path) -> None:
     with opened_jobs(tmp_path) as log:
         for name in ("monday.csv", "tuesday.csv", "wednesday.csv"):
@@ -120,12 +135,15 @@ def _open_and_begin(directory: Path, together: "multiprocessing.synchronize.Barr
 
 def test_processes_may_make_the_history_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    together = context.Barrier(4)
-    processes = [context.Process(target=_open_and_begin, args=(tmp_path, together)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * 4
-    with opened_jobs(tmp_path) as log:
-        assert sorted(record.id for record in log.newest()) == [1, 2, 3, 4]
+    for attempt in range(20):
+        directory = tmp_path / str(attempt)
+        directory.mkdir()
+        together = context.Barrier(4)
+        processes = [context.Process(target=_open_and_begin, args=(directory, together)) for _ in range(4)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0] * 4
+        with opened_jobs(directory) as log:
+            assert sorted(record.id for record in log.newest()) == [1, 2, 3, 4]
