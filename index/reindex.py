@@ -134,7 +134,7 @@ def reindex(
             _embed_all(run, seen, _RejectsFile(rejects_file))
             if rules.delete_missing:
                 run.enter("deleting")
-                run.tell(deleted=_delete_missing(run, seen))
+                _delete_missing(run, seen)
         run.enter("building")
         generation = _go_live(run)
         rejected = job.record.rejected
@@ -248,25 +248,42 @@ def _store(run: _Run, chunk: list[SourceImage], outcomes: list[Outcome]) -> None
         run.gallery.upsert(entries, run.bundle.id)
 
 
-def _delete_missing(run: _Run, seen: "_Seen") -> int:
-    """Removes what left the source, unless that is suspiciously much."""
-    images, missing = 0, []
+def _delete_missing(run: _Run, seen: "_Seen") -> None:
+    """Removes what left the source, unless that is suspiciously much; an item without images counts as one."""
+    total, missing = 0, []
     for pair in run.gallery.image_ids():
-        images += 1
+        total += 1
         if pair not in seen:
             missing.append(pair)
-    if len(missing) > run.rules.most_deleted * images and not run.rules.force:
+    lost = {item_id: [image for _, image in group] for item_id, group in groupby(missing, key=lambda pair: pair[0])}
+    bare: dict[str, list[str]] = {
+        item.id: [] for item in _items(run) if item.id not in lost and not seen.has_item(item.id)
+    }
+    count, total = len(missing) + len(bare), total + len(bare)
+    if count > run.rules.most_deleted * total and not run.rules.force:
         raise ReindexError(
-            f"{len(missing)} of {images} images left the source, more than {run.rules.most_deleted:.0%}; "
-            "nothing was deleted and nothing went live.",
+            f"{count} of {total} images{' and items without any' if bare else ''} left the source, "
+            f"more than {run.rules.most_deleted:.0%}; nothing was deleted and nothing went live.",
             "Check the source; if it is right, run again with --force or a larger --max-delete.",
         )
-    by_item = {item_id: [image for _, image in group] for item_id, group in groupby(missing, key=lambda pair: pair[0])}
-    gone = [item_id for item_id, ids in by_item.items() if not seen.has_item(item_id)]
-    run.gallery.delete(gone)
-    for item_id in by_item.keys() - set(gone):
-        run.gallery.delete_images(item_id, by_item[item_id])
-    return len(missing)
+    left = iter((lost | bare).items())
+    deleted = 0
+    while batch := dict(islice(left, _CHUNK)):
+        run.go_on()
+        gone = [item_id for item_id in batch if not seen.has_item(item_id)]
+        run.gallery.delete(gone)
+        run.gallery.upsert([], run.bundle.id, without={key: batch[key] for key in batch.keys() - set(gone)})
+        deleted += sum(len(images) or 1 for images in batch.values())
+        run.tell(deleted=deleted)
+
+
+def _items(run: _Run) -> Iterator[Item]:
+    """Every item of the gallery."""
+    after: str | None = ""
+    while after is not None:
+        run.go_on()
+        items, after = run.gallery.scan(after=after, count=_KNOWN_ITEMS)
+        yield from items
 
 
 def _go_live(run: _Run) -> str:
@@ -394,9 +411,12 @@ class _RejectsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._header = [Reject._fields]
         try:
             path.open("a").close()
-            path.unlink()
+            # A device stays, and so does a link, which may be /dev/stdout.
+            if path.is_file() and not path.is_symlink():
+                path.unlink()
         except OSError as error:
             raise ReindexError(
                 f"Rejects cannot be written to {path}: {error.strerror}.", "Name another file with --rejects."
@@ -404,6 +424,6 @@ class _RejectsFile:
 
     def write(self, rejects: Sequence[Reject]) -> None:
         if rejects:
-            header = [] if self.path.exists() else [Reject._fields]
             with self.path.open("a", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows([*header, *rejects])
+                csv.writer(file).writerows([*self._header, *rejects])
+            self._header = []

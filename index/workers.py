@@ -19,6 +19,8 @@ from index.sources import Source, SourceImage
 
 _THUMBNAIL = 320
 """About as many pixels has the longer side of a thumbnail."""
+_LARGEST = np.finfo(np.float16).max
+"""The catalogue keeps vectors in half precision."""
 
 Known = Mapping[tuple[str, str], str]
 """Item id and image id to the digest of what the gallery already has a vector of."""
@@ -56,7 +58,7 @@ class Workers(Protocol):
 
 
 class _Decoded(NamedTuple):
-    image_id: str
+    image: SourceImage
     digest: str
     pixels: NDArray[np.uint8]
     thumbnail: bytes
@@ -96,22 +98,29 @@ class LocalWorkers:
             picture = decode(data, DEFAULT_LIMITS, rule)
         except ImageError as error:
             return Reject(image.item.id, image.image_id, image.place, error.reason, str(error))
-        return _Decoded(image.image_id, name, rule.apply(picture), _thumbnail(picture))
+        return _Decoded(image, name, rule.apply(picture), _thumbnail(picture))
 
     def _embed(self, decoding: list["Future[_Decoded | Unchanged | Reject]"]) -> list[Outcome]:
         prepared = [future.result() for future in decoding]
         pixels = [one.pixels for one in prepared if isinstance(one, _Decoded)]
         vectors = iter(self.embedder().embed(np.stack(pixels)) if pixels else ())
-        return [
-            NewImage(one.image_id, one.digest, next(vectors), one.thumbnail) if isinstance(one, _Decoded) else one
-            for one in prepared
-        ]
+        return [_embedded(one, next(vectors)) if isinstance(one, _Decoded) else one for one in prepared]
 
     def embedder(self) -> Embedder:
         """Made for the first image that needs it: a night without news loads no model."""
         with self._lock:
             self._made = self._made or Embedder(self._bundle, threads=self._cores)
             return self._made
+
+
+def _embedded(one: _Decoded, vector: NDArray[np.float32]) -> NewImage | Reject:
+    image = one.image
+    if not (np.abs(vector) <= _LARGEST).all():  # which is said of no NaN
+        problem = (
+            "The model makes no finite vector of this photo. Look at the photo, or use a bundle of precision fp32."
+        )
+        return Reject(image.item.id, image.image_id, image.place, "unreadable", problem)
+    return NewImage(image.image_id, one.digest, vector, one.thumbnail)
 
 
 def _thumbnail(picture: Image.Image) -> bytes:

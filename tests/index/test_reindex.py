@@ -2,20 +2,23 @@
 
 import csv
 import io
+import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 
 from index import building
 from index.ann import SCAN, Vectors
 from index.building import Built
 from index.bundle import Bundle
-from index.embedder import Embedder
+from index.embedder import Embedder, Pixels
 from index.errors import LookalikeError
 from index.gallery import BundleMismatch, open_gallery
-from index.images import decode
+from index.images import decode, load_pixels
 from index.jobs import JobRecord, opened_jobs
 from index.reindex import Cancelled, ReindexError, Rules, run_reindex
 from index.sources import Source
@@ -93,6 +96,49 @@ def test_bad_photos_are_listed_and_do_not_stop_the_job(tmp_path: Path, bundle: P
     write_tiny_source(tmp_path / "source")
     index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
     assert not (tmp_path / "rejects.csv").exists(), "the file tells of the last run only"
+
+
+def test_a_photo_without_a_finite_vector_is_a_reject(
+    tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write_tiny_source(tmp_path / "source")
+    embed = Embedder.embed
+    values = {"red-0.jpg": np.nan, "red-1.jpg": np.inf, "blue-0.jpg": 1e5}
+    looks = {
+        load_pixels((source.parent / name).read_bytes(), Bundle.load(bundle).preprocessing).tobytes(): value
+        for name, value in values.items()
+    }
+
+    def overflowing(self: Embedder, pixels: Pixels) -> NDArray[np.float32]:
+        vectors = embed(self, pixels)
+        for row, one in enumerate(pixels):
+            vectors[row, 3] = looks.get(one.tobytes(), vectors[row, 3])
+        return vectors
+
+    monkeypatch.setattr(Embedder, "embed", overflowing)
+    summary = index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
+    assert (summary.state, summary.embedded, summary.rejected) == ("partial", 13, 3)
+    with (tmp_path / "rejects.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["item_id"], row["image_id"], row["reason"]) for row in rows} == {
+        (f"ball-{name[:-6]}", name, "unreadable") for name in values
+    }
+    assert all("no finite vector" in row["problem"] for row in rows)
+
+
+def test_rejects_go_to_a_pipe_or_a_link_that_stays(tmp_path: Path, bundle: Path) -> None:
+    source = write_tiny_source(tmp_path / "source")
+    (source.parent / "red-0.jpg").write_bytes(b"no photo")
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("/dev/null")
+    reading = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    for path in (pipe, link):
+        run_reindex(Source([source]), gallery=tmp_path / "gallery", bundle=Bundle.load(bundle), rejects_file=path)
+    told = os.read(reading, 65536).decode()
+    os.close(reading)
+    assert [row["item_id"] for row in csv.DictReader(told.splitlines())] == ["ball-red"]
+    assert pipe.is_fifo() and link.is_char_device()
 
 
 def test_a_source_without_a_usable_photo_fails(tmp_path: Path, bundle: Path) -> None:
@@ -220,57 +266,6 @@ def test_a_source_larger_than_a_few_chunks_is_indexed_whole(tmp_path: Path, bund
     summary = index_source(tmp_path / "many.csv", gallery=tmp_path / "gallery", bundle=bundle)
     assert (summary.embedded, summary.done, summary.total, summary.state) == (1000, 1000, 1000, "done")
     assert contents(tmp_path / "gallery") == {(f"item-{n // 3}", str(n)) for n in range(1000)}
-
-
-# Deleting
-
-
-def test_what_left_the_source_stays_unless_asked(tmp_path: Path, bundle: Path) -> None:
-    source = write_tiny_source(tmp_path / "source")
-    index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
-    without(source, "ball-red", "blue-1.jpg")
-    assert index_source(source, gallery=tmp_path / "gallery", bundle=bundle).deleted == 0
-    summary = index_source(source, gallery=tmp_path / "gallery", bundle=bundle, rules=Rules(delete_missing=True))
-    assert (summary.deleted, summary.embedded) == (3, 0)
-    left = contents(tmp_path / "gallery")
-    assert len(left) == 13 and ("ball-blue", "blue-0.jpg") in left and ("ball-blue", "blue-1.jpg") not in left
-    opened = open_gallery(tmp_path / "gallery")
-    assert opened.get("ball-red") is None
-    opened.close()
-
-
-def test_a_suspicious_source_deletes_nothing(tmp_path: Path, bundle: Path) -> None:
-    source = write_tiny_source(tmp_path / "source")
-    index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
-    without(source, "red", "green")
-    with pytest.raises(ReindexError, match=r"4 of 16 images left the source, more than 20%.*--force"):
-        index_source(source, gallery=tmp_path / "gallery", bundle=bundle, rules=Rules(delete_missing=True))
-    assert len(contents(tmp_path / "gallery")) == 16
-    assert last_job(tmp_path / "gallery").state == "failed"
-    rules = Rules(delete_missing=True, most_deleted=0.25)
-    assert index_source(source, gallery=tmp_path / "gallery", bundle=bundle, rules=rules).deleted == 4
-    without(source, "blue", "cyan", "purple", "orange")
-    rules = Rules(delete_missing=True, force=True)
-    assert index_source(source, gallery=tmp_path / "gallery", bundle=bundle, rules=rules).deleted == 8
-
-
-def test_a_suspicious_source_lets_no_new_bundle_go_live(tmp_path: Path, bundle: Path) -> None:
-    source = write_tiny_source(tmp_path / "source")
-    index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
-    other = make_tiny_bundle(tmp_path / "other", grid=8)
-    without(source, "red", "green")
-    with pytest.raises(ReindexError, match="nothing was deleted"):
-        index_source(source, gallery=tmp_path / "gallery", bundle=other, rules=Rules(delete_missing=True))
-    assert len(contents(tmp_path / "gallery")) == 16 and live(tmp_path / "gallery") == Bundle.load(bundle).id
-
-
-def test_a_photo_that_cannot_be_read_tonight_is_not_deleted(tmp_path: Path, bundle: Path) -> None:
-    source = write_tiny_source(tmp_path / "source")
-    index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
-    (source.parent / "red-0.jpg").unlink()
-    summary = index_source(source, gallery=tmp_path / "gallery", bundle=bundle, rules=Rules(delete_missing=True))
-    assert (summary.deleted, summary.rejected, summary.state) == (0, 1, "partial")
-    assert ("ball-red", "red-0.jpg") in contents(tmp_path / "gallery")
 
 
 # Failing
