@@ -132,8 +132,13 @@ def photo_fields(photo: Photo) -> dict[str, str]:
 
 
 def _item_path(item_id: str, image_id: str | None = None) -> str:
-    path = f"/v1/items/{quote(item_id, safe='')}"
-    return path if image_id is None else f"{path}/images/{quote(image_id, safe='')}"
+    path = f"/v1/items/{_part(item_id)}"
+    return path if image_id is None else f"{path}/images/{_part(image_id)}"
+
+
+def _part(name: str) -> str:
+    """An id within an address, where dots alone would lead elsewhere."""
+    return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")
 
 
 def _conditions(version: int | None, new: bool = False) -> dict[str, Any]:

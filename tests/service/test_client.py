@@ -97,6 +97,18 @@ def test_an_item_is_written_found_changed_and_removed(client: Client) -> None:
         client.get_item(name)
 
 
+@pytest.mark.parametrize("dots", [".", ".."])
+def test_an_id_of_dots_names_what_it_says(client: Client, dots: str) -> None:
+    client.put_item("dotted", title="A mug", images={dots: tiny_photo(0, 7), "front": tiny_photo(1, 7)})
+    client.delete_image("dotted", dots)
+    assert [image.id for image in client.get_item("dotted").images] == ["front"]
+    client.put_item(dots, title="Dots")
+    assert client.get_item(dots).title == "Dots"
+    assert [image.id for image in client.put_image(dots, dots, tiny_photo(0, 7)).images] == [dots]
+    for name in (dots, "dotted"):
+        client.delete_item(name)
+
+
 def test_a_scan_turns_pages_and_facets_are_typed(client: Client) -> None:
     assert [item.id for item in client.scan(count=3)] == sorted(f"ball-{colour}" for colour in COLOURS)
     assert "colour" in {facet.name for facet in client.facets().facets}
