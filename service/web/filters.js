@@ -99,7 +99,8 @@ export function showFilter(given) {
   const beyond = { ...filter };
   for (const node of element("facets").children) {
     const { name } = node.dataset;
-    const told = node.matches(".range") ? tellRange(node, filter[name]) : tick(node, name, filter[name]);
+    const condition = Object.hasOwn(filter, name) ? filter[name] : undefined; // "constructor" is an attribute too
+    const told = node.matches(".range") ? tellRange(node, condition) : tick(node, name, condition);
     if (told) delete beyond[name];
   }
   const count = Object.keys(filter).length;

@@ -230,6 +230,21 @@ def test_filters_are_the_gallerys_attributes_and_narrow_the_search(page: Page) -
     expect(colours.get_by_role("checkbox", checked=True)).to_have_count(0)
 
 
+def test_attributes_may_be_named_like_anything(browser: Browser, address: str) -> None:
+    choices = {"name": "constructor", "values": [["A", 3], ["B", 2]], "minimum": None, "maximum": None, "distinct": 2}
+    span = {"name": "toString", "values": [[1, 3], [2, 2]], "minimum": 1, "maximum": 2, "distinct": 2}
+    with opened(browser, address) as page:
+        page.route("**/v1/facets", lambda route: route.fulfill(json={"facets": [choices, span]}))
+        page.goto(address)
+        page.get_by_role("button", name="red.jpg").click()
+        group = page.get_by_role("group", name="Constructor")
+        expect(group.get_by_role("checkbox")).to_have_count(2)
+        expect(group.get_by_role("checkbox", checked=True)).to_have_count(0)
+        expect(page.get_by_role("group", name="ToString").get_by_label("at most")).to_have_value("")
+        group.get_by_text("A").click()
+        expect(page.locator("#filter-count")).to_have_text("1")
+
+
 def test_more_like_this_searches_with_the_item_and_the_way_back_is_open(page: Page) -> None:
     give(page, tiny_photo(0, 7))
     expect_first(page, "A red ball")
