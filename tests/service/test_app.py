@@ -6,12 +6,13 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from fastapi import FastAPI
 from pydantic import ValidationError
 
 from index.errors import LookalikeError
 from service.app import create_app
-from service.settings import Settings
+from service.settings import Settings, load_settings
 from tests.service.conftest import problem, serving
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import tiny_photo
@@ -47,6 +48,20 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("LOOKALIKE_EXAMPLES", str(tmp_path / "nowhere"))
     with pytest.raises(ValidationError, match="examples"):
         Settings()  # type: ignore[call-arg]
+
+
+def test_the_sample_shop_of_the_compose_file_needs_nothing_that_only_the_service_mounts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    deploy = Path(__file__).parents[2] / "deploy"
+    explained = re.findall(r"^#(LOOKALIKE_\w+)=(.*)$", (deploy / ".env.example").read_text(), re.MULTILINE)
+    given = {name: value for name, value in explained if "/shop" in value or "/bundles" in value}
+    given["LOOKALIKE_CONFIG"] = "/shop/lookalike.toml"
+    demo = yaml.safe_load((deploy / "compose.yaml").read_text())["services"]["demo"]["environment"]
+    for name, value in {**given, **demo, "LOOKALIKE_EXAMPLES": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    settings = load_settings()
+    assert (settings.bundle, settings.bundles, settings.sources) == (None, {}, {})
 
 
 def test_status_tells_gallery_model_and_limits(client: httpx.Client) -> None:
