@@ -152,6 +152,11 @@ class _Parser:
             raise FilterError(
                 f"{path} is an empty list, which excludes nothing.", "Leave it out, or say what to exclude."
             )
+        if isinstance(document, list) and len(document) > MAX_CONDITIONS:
+            raise FilterError(
+                f"{path} has {len(document):,} filters, and a filter may have {MAX_CONDITIONS} conditions.",
+                "Use fewer, or a list of values for one attribute.",
+            )
         paths = (
             {f"{path}[{i}]": one for i, one in enumerate(document)} if isinstance(document, list) else {path: document}
         )
@@ -256,5 +261,5 @@ def _shown(value: object) -> str:
     """A value as the sender wrote it, short enough for a message."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
-    text = json.dumps(value, ensure_ascii=False, default=repr)
+    text = json.dumps(value, ensure_ascii=False, default=repr).encode(errors="backslashreplace").decode()
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -2,11 +2,11 @@
 
 import base64
 import binascii
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
 from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 
@@ -15,14 +15,31 @@ from index.searching import MAX_TOP
 from service.problems import INVALID, PHOTO_MISSING, UNSUPPORTED_BODY, ProblemError
 
 DEFAULT_TOP = 12
+MAX_GIVEN = 256
+"""Searches or photos of a request at most, whatever the settings allow."""
+_MOST_KEYS = 32
+Shape = TypeVar("Shape", bound=BaseModel)
 Include = Literal["attributes", "vectors"]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class Options(BaseModel):
+class Given(BaseModel):
+    """What a request gives. Unknown keys are mistakes, each told; too many are refused before that costs much."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_keys(cls, given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > _MOST_KEYS:
+            raise ValueError(f"{len(given):,} keys are more than are known")
+        return given
+
+
+class Options(Given):
     """What may be said with any search."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(frozen=True)
 
     top: int = Field(default=DEFAULT_TOP, ge=1, le=MAX_TOP, description="how many items at most")
     filter: dict[str, Any] = Field(
@@ -34,9 +51,11 @@ class Options(BaseModel):
     box: tuple[_Share, _Share, _Share, _Share] | None = Field(
         default=None, description="left, top, right and bottom of the part to search for, as shares of the photo"
     )
-    exclude: list[str] = Field(default=[], max_length=1000, description="ids of items to leave out")
+    exclude: Annotated[list[str], FailFast()] = Field(
+        default=[], max_length=1000, description="ids of items to leave out"
+    )
     cursor: str | None = Field(default=None, max_length=500, description="continues an earlier answer")
-    include: list[Include] = Field(default=["attributes"], description="what each item is told with")
+    include: list[Include] = Field(default=["attributes"], max_length=8, description="what each item is told with")
 
     @model_validator(mode="after")
     def _box_has_an_inside(self) -> "Options":
@@ -105,6 +124,18 @@ async def _from_form(request: Request, address: dict[str, Any]) -> Asked:
         return Asked(options=_options({**_decoded(texts), **address}), photo=await image.read())
 
 
+async def read_json(request: Request, shape: type[Shape]) -> Shape:
+    """The body of a request, for routes to read themselves: FastAPI would read it before it looks at the key."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not (media_type.startswith("application/") and media_type.endswith(("/json", "+json"))):
+        told = f"The request's type is {media_type}." if media_type else "The request has no Content-Type."
+        raise ProblemError(INVALID, told, "Send JSON as application/json.")
+    try:
+        return shape.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
 def _from_json(body: bytes, address: dict[str, Any]) -> Asked:
     try:
         document = from_json(body)  # which, unlike Python's own, refuses halves of characters
@@ -115,7 +146,7 @@ def _from_json(body: bytes, address: dict[str, Any]) -> Asked:
     try:
         asked = SearchBody.model_validate({**document, **address})
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise invalid(error) from None
     return asked.asked()
 
 
@@ -155,8 +186,9 @@ def _options(values: dict[str, Any]) -> Options:
     try:
         return Options.model_validate(values)
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise invalid(error) from None
 
 
-def _invalid(error: ValidationError) -> RequestValidationError:
+def invalid(error: ValidationError) -> RequestValidationError:
+    """The same as FastAPI tells it."""
     return RequestValidationError([{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()])

@@ -1,23 +1,26 @@
 """The shapes of writing items: what a request may give, and how a stored item is told."""
 
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, NamedTuple, Self
 
 from fastapi import Request
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from starlette.datastructures import FormData, UploadFile
 
 from index.columns import Facet
 from index.items import MAX_ATTRIBUTES, Attribute, AttributeName, Item, StoredItem
-from service.asking import from_base64
+from service.asking import MAX_GIVEN, Given, Shape, from_base64, invalid
 from service.problems import INVALID, UNSUPPORTED_BODY, ProblemError
 
 MAX_ID_LENGTH = 512
-Shape = TypeVar("Shape", bound=BaseModel)
+MAX_TITLE_LENGTH = 1000
+MAX_URL_LENGTH = 2000
 
 
-class _Given(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+def _few(attributes: Any) -> Any:
+    """Refuses what cannot be right, before each mistake within is looked for; a change may remove all and add all."""
+    if isinstance(attributes, dict) and len(attributes) > 2 * MAX_ATTRIBUTES:
+        raise ValueError(f"{len(attributes):,} are given; an item has at most {MAX_ATTRIBUTES}")
+    return attributes
 
 
 class Photo(NamedTuple):
@@ -27,11 +30,13 @@ class Photo(NamedTuple):
     url: str | None = None
 
 
-class PhotoBody(_Given):
+class PhotoBody(Given):
     """A photo in JSON: in base64, or by its address where that is enabled."""
 
     image: str | None = Field(default=None, description="a photo in base64", examples=["/9j/4AAQSkZJRg..."])
-    image_url: str | None = Field(default=None, max_length=2000, description="where to fetch the photo, if enabled")
+    image_url: str | None = Field(
+        default=None, max_length=MAX_URL_LENGTH, description="where to fetch the photo, if enabled"
+    )
 
     @model_validator(mode="after")
     def _one_photo(self) -> Self:
@@ -50,21 +55,25 @@ class GivenImage(PhotoBody):
     id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
 
 
-class ItemBody(_Given):
+class ItemBody(Given):
     """An item to store. What is left out becomes empty, save for the images, which stay unless they are given."""
 
-    title: str = ""
-    url: str = Field(default="", description="the item's page in the shop")
-    attributes: dict[AttributeName, Attribute] = Field(default={}, max_length=MAX_ATTRIBUTES)
-    images: list[GivenImage] | None = Field(default=None, description="what the item's images become, all of them")
+    title: str = Field(default="", max_length=MAX_TITLE_LENGTH)
+    url: str = Field(default="", max_length=MAX_URL_LENGTH, description="the item's page in the shop")
+    attributes: Annotated[dict[AttributeName, Attribute], BeforeValidator(_few)] = Field(
+        default={}, max_length=MAX_ATTRIBUTES
+    )
+    images: list[GivenImage] | None = Field(
+        default=None, max_length=MAX_GIVEN, description="what the item's images become, all of them"
+    )
 
 
-class ItemPatch(_Given):
+class ItemPatch(Given):
     """A JSON merge patch of an item: what is null is emptied or, of the attributes, removed."""
 
-    title: str | None = None
-    url: str | None = None
-    attributes: dict[AttributeName, Attribute | None] | None = None
+    title: str | None = Field(default=None, max_length=MAX_TITLE_LENGTH)
+    url: str | None = Field(default=None, max_length=MAX_URL_LENGTH)
+    attributes: Annotated[dict[AttributeName, Attribute | None] | None, BeforeValidator(_few)] = None
 
     def applied(self, item: Item) -> Item:
         """The item as it becomes."""
@@ -194,7 +203,7 @@ def _parsed(shape: type[Shape], text: str | bytes) -> Shape:
         # Unlike Python's own parser it refuses halves of characters, which could not be stored.
         return shape.model_validate_json(text)
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise invalid(error) from None
 
 
 def checked(shape: type[Shape], values: dict[str, Any]) -> Shape:
@@ -202,8 +211,4 @@ def checked(shape: type[Shape], values: dict[str, Any]) -> Shape:
     try:
         return shape.model_validate(values)
     except ValidationError as error:
-        raise _invalid(error) from None
-
-
-def _invalid(error: ValidationError) -> RequestValidationError:
-    return RequestValidationError([{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()])
+        raise invalid(error) from None

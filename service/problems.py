@@ -50,6 +50,7 @@ class Kind:
 
     def problem(self, detail: str, remedy: str, request_id: str) -> Problem:
         """A problem of this kind that one request had."""
+        detail = detail.encode(errors="replace").decode()  # JSON may bring halves of characters
         return Problem(
             type=f"/problems/{self.slug}",
             title=self.title,
@@ -276,6 +277,12 @@ _BY_KIND = {
     JobMissing.kind: JOB_MISSING,
     BundleError.kind: BUNDLE,
 }
+_FORM_REMEDIES = {
+    "Too many files": "Send fewer files.",
+    "Too many fields": "Send fewer fields.",
+    "Part exceeded": "Send a photo as a file, with its name, and shorten the other fields.",
+}
+_MOST_FAULTS = 10
 _BY_STATUS = {kind.status: kind for kind in (MALFORMED, NOT_FOUND, METHOD_NOT_ALLOWED)}
 
 
@@ -341,14 +348,32 @@ def _from_http(request: Request, error: Exception) -> JSONResponse:
     elif kind is METHOD_NOT_ALLOWED:
         allowed = (error.headers or {}).get("Allow", "GET")
         detail, remedy = f"{path} does not take {request.method}.", f"Use {allowed}."
+    else:
+        remedy = next((told for begin, told in _FORM_REMEDIES.items() if detail.startswith(begin)), remedy)
     return answer(kind.problem(detail, remedy, request.state.request_id), error.headers)
 
 
 def _from_validation(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    faults = [f"{it['loc'][-1]}: {it['msg']} (got {str(it['input'])[:80]})." for it in error.errors()]
-    told = " ".join(faults).encode(errors="replace").decode()  # JSON may bring halves of characters
-    return answer(INVALID.problem(told, INVALID.remedy, request.state.request_id))
+    faults = error.errors()
+    told = [f"{_place(it['loc'])}: {it['msg']} (got {_shown(it['input'])})." for it in faults[:_MOST_FAULTS]]
+    if len(faults) > _MOST_FAULTS:
+        told.append(f"And {len(faults) - _MOST_FAULTS:,} more.")
+    return answer(INVALID.problem(" ".join(told), INVALID.remedy, request.state.request_id))
+
+
+def _place(location: tuple[int | str, ...]) -> str:
+    """Where in a request: the field of its body, address or headers, such as `searches[1].top`."""
+    parts = location[1:] or location
+    if parts[0] == "attributes":
+        parts = parts[:2]  # what follows is the type that the value was taken for
+    return "".join(f"[{it}]" if isinstance(it, int) else f".{it[:80]}" for it in parts).removeprefix(".")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict | list):  # which may be as large as the request
+        return "an object" if isinstance(value, dict) else "a list"
+    return str(value)[:80]
 
 
 def _from_image(request: Request, error: Exception) -> JSONResponse:

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validat
 
 from index.items import Attribute
 from index.jobs import JobRecord
-from service.asking import Asked, SearchBody
+from service.asking import MAX_GIVEN, Asked, Given, SearchBody
 from service.problems import INVALID, ProblemError
 
 
@@ -52,7 +52,7 @@ class SearchAnswer(BaseModel):
 class BatchBody(BaseModel):
     """Several searches in one request."""
 
-    searches: list[SearchBody] = Field(min_length=1)
+    searches: list[SearchBody] = Field(min_length=1, max_length=MAX_GIVEN)
 
     def asked(self, most: int) -> list[Asked]:
         """Each of them, if there are not too many."""
@@ -131,10 +131,8 @@ class Examples(BaseModel):
     examples: list[Example]
 
 
-class JobBody(BaseModel):
+class JobBody(Given):
     """A re-index to start; what each option means is told by `lookalike reindex --help` too."""
-
-    model_config = ConfigDict(extra="forbid")
 
     source: str = Field(description="the name of a source in the operator's settings")
     bundle: str | None = Field(

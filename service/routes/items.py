@@ -7,6 +7,7 @@ from urllib.parse import unquote
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
+from pydantic_core import from_json
 from starlette.routing import Match
 from starlette.types import Scope
 
@@ -177,7 +178,7 @@ async def list_items(
 
 def _filter(text: str) -> Filter:
     try:
-        return Filter.parse(json.loads(text))
+        return Filter.parse(from_json(text))
     except ValueError:
         raise ProblemError(
             INVALID, f"filter: {text[:80]!r} is not JSON.", 'Write one such as {"colour": "red"}.'

@@ -7,13 +7,14 @@ from time import monotonic
 from typing import Annotated, Any, TypeVar
 
 import anyio
-from fastapi import APIRouter, Body, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from index.bundle import Bundle
 from index.errors import LookalikeError
 from index.jobs import JobMissing, JobRecord, opened_jobs
 from service.access import MayAdmin
+from service.asking import read_json
 from service.backend import Backend, Serving
 from service.problems import (
     ACCESS,
@@ -74,19 +75,25 @@ def _shown(example: object, description: str) -> dict[str, Any]:
         },
         **documented(INVALID, JOB_RUNNING, BUNDLE, NOT_READY, *ACCESS),
     },
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/json": {
+                    "schema": JobBody.model_json_schema(),
+                    "examples": {"nightly": {"value": {"source": "shop", "delete_missing": True}}},
+                }
+            },
+        }
+    },
 )
-async def begin(
-    body: Annotated[JobBody, Body(openapi_examples={"nightly": {"value": {"source": "shop", "delete_missing": True}}})],
-    request: Request,
-    response: Response,
-    serving: Serving,
-) -> JobStatus:
+async def begin(request: Request, response: Response, serving: Serving) -> JobStatus:
     """Embeds what is new in a source and, with another bundle, all of it; searches go on meanwhile.
 
     Sources and bundles are named by the operator's settings. The job is a process of its own: it goes on when the
     service ends, and one that was killed goes on where it was when the same source is posted again.
     """
-    settings, here = serving.settings, request.url.path
+    body, settings, here = await read_json(request, JobBody), serving.settings, request.url.path
     address = _named(settings.sources, body.source, "source")
     queries = _named(settings.sources, body.queries, "queries") if body.queries is not None else None
     bundle = await _bundle(serving, body.bundle)

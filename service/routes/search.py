@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from index.filters import Filter
 from index.items import Found, Hit
 from service.access import MaySearch
-from service.asking import Asked, Options, SearchBody, read_asked
+from service.asking import Asked, Options, SearchBody, read_asked, read_json
 from service.backend import Backend, Serving
 from service.problems import (
     ACCESS,
@@ -42,6 +42,12 @@ _ERRORS = (
     MALFORMED, BODY_TOO_LARGE, UNSUPPORTED_BODY, PHOTO_MISSING, INVALID, FILTER, SEARCH, NOT_READY, OVERLOADED,
     URL_OFF, ITEM_MISSING, *ACCESS, *IMAGES.values(), *FETCHES.values(),
 )  # fmt: skip
+
+
+def _batch_body() -> dict[str, Any]:
+    schema = BatchBody.model_json_schema()
+    schema["properties"]["searches"]["items"] = schema.pop("$defs")["SearchBody"]
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def _body() -> dict[str, Any]:
@@ -100,11 +106,12 @@ async def search(request: Request, serving: Serving) -> SearchAnswer:
     "/v1/search/batch",
     summary="Find the items that look like each of several photos",
     responses=documented(*_ERRORS),
+    openapi_extra=_batch_body(),
 )
-async def search_batch(request: Request, body: BatchBody, serving: Serving) -> BatchAnswer:
+async def search_batch(request: Request, serving: Serving) -> BatchAnswer:
     """Each search is answered as it would be alone, in the order given; the first problem is that of the whole."""
     with serving.permit():
-        searches = body.asked(serving.settings.max_batch)
+        searches = (await read_json(request, BatchBody)).asked(serving.settings.max_batch)
         media = _media(request)
         return await while_connected(request, _answer_all(serving, searches, media))
 

@@ -277,6 +277,8 @@ def test_all_items_are_listed_page_by_page_in_the_order_of_their_ids(shop: httpx
         ({"filter": "{"}, "request-invalid"),
         ({"filter": '{"price": {"under": 5}}'}, "filter-invalid"),
         ({"filter": "[]"}, "filter-invalid"),
+        ({"filter": "[" * 3000}, "request-invalid"),
+        ({"filter": '{"a": {"\\ud800": 1}}'}, "request-invalid"),
         ({"count": "1001"}, "request-invalid"),
     ],
 )
@@ -317,6 +319,37 @@ def test_an_item_that_makes_no_sense_is_refused_and_not_stored(shop: httpx.Clien
     response = shop.put("/v1/items/nonsense", content=body, headers={"Content-Type": "application/json"})
     problem(response, 422, "request-invalid")
     assert shop.get("/v1/items/nonsense").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"images": [{}] * 5000}, "images: List should have at most 256 items"),
+        ({"images": [{}] * 100}, "images[0].id: "),
+        ({"images": [{}] * 100}, "And 90 more."),
+        ({str(number): number for number in range(1000)}, "1,000 keys"),
+        ({"attributes": {str(number): None for number in range(1000)}}, "attributes: Value error, 1,000 are given"),
+        ({"attributes": {"size": {"width": 5}}}, "attributes.size: Input should be a text"),
+        ({"attributes": {"price": 1e999}}, "attributes.price: Input should be a finite number"),
+        ({"title": "x" * 1001}, "title: String should have at most 1000 characters"),
+        ({"url": "x" * 2001}, "url: String should have at most 2000 characters"),
+    ],
+)
+def test_mistakes_are_told_with_their_places_and_in_few_words(shop: httpx.Client, body: object, told: str) -> None:
+    response = shop.put("/v1/items/nonsense", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert told in problem(response, 422, "request-invalid")["detail"]
+    assert len(response.content) < 2500
+    assert shop.get("/v1/items/nonsense").status_code == 404
+
+
+def test_a_change_has_the_same_limits_as_an_item(shop: httpx.Client) -> None:
+    shop.put("/v1/items/long", json={"title": "x" * 1000, "url": "x" * 2000})
+    many: dict[str, object] = {str(number): [] for number in range(1000)}
+    for name, value in (("title", "x" * 1001), ("url", "x" * 2001), ("attributes", many)):
+        response = shop.patch("/v1/items/long", json={name: value})
+        assert name in problem(response, 422, "request-invalid")["detail"]
+        assert len(response.content) < 2500
+    shop.delete("/v1/items/long")
 
 
 def test_a_body_of_another_kind_is_refused(shop: httpx.Client) -> None:

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from service import models, walking
+from service.keys import KeyRing
 from service.settings import Settings
 from tests.service.conftest import problem, serving
 from tests.support.tiny_bundle import make_tiny_bundle
@@ -121,7 +122,15 @@ def test_a_form_that_cannot_be_parsed_is_refused(client: httpx.Client) -> None:
     headers = {"Content-Type": "multipart/form-data"}
     problem(client.post("/v1/search", content=b"no boundary", headers=headers), 400, "request-malformed")
     twice = [("image", ("a.jpg", tiny_photo(0, 0))), ("image", ("b.jpg", tiny_photo(1, 0)))]
-    problem(client.post("/v1/search", files=twice), 400, "request-malformed")
+    assert "fewer files" in problem(client.post("/v1/search", files=twice), 400, "request-malformed")["remedy"]
+    fields = {str(number): (None, "1") for number in range(17)}
+    assert "fewer fields" in problem(client.post("/v1/search", files=fields), 400, "request-malformed")["remedy"]
+
+
+def test_a_photo_in_a_field_that_is_no_file_is_told_what_to_do(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"max_body_bytes": 3_000_000})) as client:
+        body = problem(client.post("/v1/search", files={"image": (None, bytes(1_100_000))}), 400, "request-malformed")
+        assert "as a file" in body["remedy"]
 
 
 def test_a_body_that_declares_too_many_bytes_is_refused_in_both_shapes(client: httpx.Client) -> None:
@@ -148,18 +157,22 @@ def test_a_stream_without_a_declared_size_is_stopped_at_the_limit(client: httpx.
     problem(client.post("/v1/search", content=form(), headers=headers), 413, "body-too-large")
 
 
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/v1/search", "image/jpeg"), ("/v1/search/batch", "application/json"), ("/v1/jobs", "application/json")],
+)
 def test_a_client_that_leaves_midway_is_noted_and_does_no_harm(
-    client: httpx.Client, caplog: pytest.LogCaptureFixture
+    client: httpx.Client, caplog: pytest.LogCaptureFixture, path: str, kind: str
 ) -> None:
     caplog.set_level("INFO", "service.middleware")
-    head = b"POST /v1/search HTTP/1.1\r\nHost: x\r\nContent-Type: image/jpeg\r\nContent-Length: 90000\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: 90000\r\n\r\n"
     with socket.create_connection((client.base_url.host, client.base_url.port or 80)) as connection:
-        connection.sendall(head + bytes(1000))
+        connection.sendall(head.encode() + bytes(1000))
     for _ in range(100):
         assert client.post("/v1/search", files={"image": tiny_photo(0, 0)}).status_code == 200
         if caplog.messages:
             break
-    assert "the client left" in caplog.messages[0]
+    assert caplog.messages and "the client left" in caplog.messages[0]
 
 
 def test_too_many_pixels_are_refused_however_few_bytes_hold_them(client: httpx.Client) -> None:
@@ -322,6 +335,53 @@ def test_a_batch_is_answered_in_its_order(client: httpx.Client) -> None:
     answers = client.post("/v1/search/batch", json={"searches": [*searches, {"item_id": "ball-red", "top": 1}]}).json()
     assert [answer["items"][0]["id"] for answer in answers["answers"]][:2] == ["ball-magenta", "ball-green"]
     problem(client.post("/v1/search/batch", json={"searches": searches * 9}), 422, "request-invalid")
+
+
+@pytest.mark.parametrize("path", ["/v1/search/batch", "/v1/jobs"])
+def test_a_body_is_not_looked_at_without_a_key(settings: Settings, tmp_path: Path, path: str) -> None:
+    key = {"X-API-Key": KeyRing(tmp_path / "keys.json").create("shop", ["admin"])}
+    with serving(settings.model_copy(update={"keys": tmp_path / "keys.json"})) as client:
+        broken: dict[str, Any] = {"content": "{", "headers": {"Content-Type": "application/json"}}
+        problem(client.post(path, **broken), 401, "key-missing")
+        broken["headers"] |= key
+        assert "JSON" in problem(client.post(path, **broken), 422, "request-invalid")["detail"]
+        # Any web page may have a browser send a text here; JSON only those that the service allows.
+        told = problem(
+            client.post(path, content="{}", headers={**key, "Content-Type": "text/plain"}), 422, "request-invalid"
+        )
+        assert "text/plain" in told["detail"] and "application/json" in told["remedy"]
+
+
+MANY = {str(number): number for number in range(1000)}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v1/search/batch", {"searches": [{}] * 5000}, "searches: List should have at most 256 items"),
+        ("/v1/search/batch", {"searches": [{}] * 256}, "searches[0]: "),
+        ("/v1/search/batch", {"searches": [{}] * 256}, "And 246 more."),
+        ("/v1/search/batch", {"searches": [{"item_id": "a"}, {"item_id": "a", "top": 0}]}, "searches[1].top: "),
+        ("/v1/search/batch", {"searches": [{"item_id": "a", "exclude": [1] * 1000}] * 16}, "And 6 more."),
+        ("/v1/search", MANY, "1,000 keys"),
+        ("/v1/search", {"item_id": "a", "include": ["x"] * 1000}, "include: List should have at most 8 items"),
+        ("/v1/search", {"item_id": "a", "exclude": [1] * 1000}, "exclude[0]: "),
+        ("/v1/search", {"item_id": "a", "filter": [{}] * 1000}, "filter: "),
+        ("/v1/jobs", {"source": "catalogue", **MANY}, "1,001 keys"),
+    ],
+)
+def test_many_mistakes_are_told_in_few_words(client: httpx.Client, path: str, body: object, told: str) -> None:
+    response = client.post(path, json=body)
+    assert told in problem(response, 422, "request-invalid")["detail"]
+    assert len(response.content) < 2500
+
+
+def test_half_a_character_is_a_mistake_of_the_request(client: httpx.Client) -> None:
+    headers = {"Content-Type": "application/json"}
+    search = r'{"item_id": "ball-red", "filter": {"a": {"\ud800": 1}}}'
+    problem(client.post("/v1/search", content=search, headers=headers), 422, "request-invalid")
+    batch = f'{{"searches": [{search}]}}'
+    problem(client.post("/v1/search/batch", content=batch, headers=headers), 422, "request-invalid")
 
 
 def test_addresses_are_off_unless_hosts_are_allowed(client: httpx.Client) -> None:
