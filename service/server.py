@@ -53,7 +53,16 @@ def run(settings: Settings, *, announce: str = "") -> None:
             return
         with TemporaryDirectory(prefix="lookalike-metrics-") as folder:
             os.environ[FOLDER_VARIABLE] = folder  # for the processes to come: each starts anew
-            Multiprocess(config, sockets=[listener]).run()
+            _Workers(config, sockets=[listener]).run()
+
+
+class _Workers(Multiprocess):
+    """Processes that answer. Told to end, the port is theirs alone: it closes when the last of them has closed it."""
+
+    def terminate_all(self) -> None:
+        super().terminate_all()
+        for listener in self.sockets:
+            listener.close()
 
 
 def _application(settings: Settings) -> FastAPI:

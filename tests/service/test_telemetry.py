@@ -289,6 +289,24 @@ def test_told_to_end_it_sends_clients_elsewhere_and_breaks_off_nothing(settings:
     assert "500" not in re.findall(r"/v1/search (\d+) in", service.log.read_text())
 
 
+def test_with_several_processes_too_the_port_closes_before_the_last_answer(settings: Settings, tmp_path: Path) -> None:
+    photo = PHOTO["image"]
+    head = "POST /v1/search HTTP/1.1", "Host: localhost", "Content-Type: image/jpeg", f"Content-Length: {len(photo)}"
+    with running(settings, tmp_path, LOOKALIKE_WORKERS="2", LOOKALIKE_DRAIN_SECONDS="0") as service:
+        place = httpx.URL(service.address)
+        with socket.create_connection((place.host, place.port or 80), timeout=60) as slow:
+            slow.sendall("\r\n".join((*head, "\r\n")).encode())
+            while figures(httpx.get(f"{service.address}/metrics", timeout=60).text)["lookalike_working_requests"] < 1:
+                time.sleep(0.01)
+            service.process.send_signal(signal.SIGTERM)
+            with pytest.raises(ConnectionRefusedError):
+                while True:
+                    socket.create_connection((place.host, place.port or 80)).close()
+                    time.sleep(0.05)
+            slow.sendall(photo)
+            assert slow.recv(12) == b"HTTP/1.1 200"
+
+
 @contextmanager
 def collecting() -> Iterator[tuple[str, list[Span]]]:
     """A collector of spans, as OpenTelemetry's protocol has it."""
