@@ -373,7 +373,7 @@ def _place(location: tuple[int | str, ...]) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, dict | list):  # which may be as large as the request
         return "an object" if isinstance(value, dict) else "a list"
-    return str(value)[:80]
+    return str(value[:80] if isinstance(value, str | bytes) else value)[:80]
 
 
 def _from_image(request: Request, error: Exception) -> JSONResponse:
