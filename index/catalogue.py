@@ -3,9 +3,7 @@
 Everything else in a gallery (the FAISS generations) is derived from it and can be made again.
 """
 
-import fcntl
 import json
-import os
 import re
 import sqlite3
 import threading
@@ -18,6 +16,7 @@ import numpy as np
 
 from index.errors import LookalikeError
 from index.items import Item, NewImage
+from index.processes import alone
 from index.reader import Reader
 from index.schema import connect, prepare
 
@@ -43,17 +42,6 @@ _ANY_VERSION: Mapping[str, int | None] = MappingProxyType({})
 _NO_IMAGES: Mapping[str, Iterable[str]] = MappingProxyType({})
 
 
-@contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """One process at a time opens a catalogue: those who make a new file would get into each other's way."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 class Catalogue:
     """One SQLite file. Any thread may call any method; a write is acknowledged after its commit.
 
@@ -63,7 +51,7 @@ class Catalogue:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.RLock()
-        with _alone(path.parent):
+        with alone(path.parent):  # those who make a new file would get into each other's way
             new = not path.exists()
             try:
                 self._db = connect(path)

@@ -17,10 +17,9 @@ from typing import IO, Literal
 
 from pydantic import Field
 
-from index.catalogue import _alone
 from index.errors import LookalikeError
 from index.items import Frozen
-from index.processes import is_running
+from index.processes import alone, is_running
 
 JOBS_FILE = "jobs.sqlite"
 _STARTING = 60.0
@@ -81,7 +80,7 @@ class JobLog:
         self._directory = directory
         self._lock = threading.Lock()
         self._db = sqlite3.connect(directory / JOBS_FILE, timeout=30, check_same_thread=False, isolation_level=None)
-        with _alone(directory):  # the timeout does not hold for the change to a journal that two make at once
+        with alone(directory):  # the timeout does not hold for the change to a journal that two make at once
             self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute(_TABLES)

@@ -4,19 +4,17 @@ A job embeds for hours and may use all the memory it likes without a search feel
 service ends: it goes on, and whoever looks next, the next service or `lookalike jobs`, finds it in the history.
 """
 
-import fcntl
 import logging
-import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from index.bundle import Bundle
 from index.errors import LookalikeError
 from index.jobs import Job, opened_jobs
+from index.processes import alone
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +40,7 @@ def start_job(gallery: Path, address: str, bundle: Bundle, options: Sequence[str
     folder = gallery / JOBS
     folder.mkdir(exist_ok=True)
     with opened_jobs(gallery) as history:
-        with _alone(folder):
+        with alone(folder):  # or two would find none running, and begin one each
             running = [record.id for record in history.newest(_LOOKED_AT) if record.state == "running"]
             if running:
                 raise JobRunning(running[0])
@@ -98,14 +96,3 @@ def _last_line(path: Path) -> str:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         lines = file.read().decode(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """One process at a time looks for a running job and begins one."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
