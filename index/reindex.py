@@ -1,7 +1,6 @@
 """Re-indexing: a source into a gallery, embedding only what is new, and making a new model live without a gap."""
 
 import csv
-import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -20,8 +19,9 @@ from index.gallery import Gallery, open_gallery
 from index.images import ImageError, load_pixels
 from index.items import Item, NewImage
 from index.jobs import Job, JobRecord, opened_jobs
+from index.seen import Again, Seen
 from index.sources import Source, SourceImage
-from index.workers import LocalWorkers, Outcome, Reject, Unchanged, Workers
+from index.workers import LocalWorkers, Outcome, Reject, Workers
 
 _CHUNK = 128
 """Images of one transaction: large enough to fill batches, small enough to hold in memory and to lose to a kill."""
@@ -130,7 +130,7 @@ def reindex(
             rules.queries.check()
         run.tell(total=source.check().images)
         gallery.keep_bundle(bundle)
-        with _Seen() as seen:
+        with Seen() as seen:
             _embed_all(run, seen, _RejectsFile(rejects_file))
             if rules.delete_missing:
                 run.enter("deleting")
@@ -178,7 +178,7 @@ class _Run(NamedTuple):
             raise Cancelled
 
 
-def _embed_all(run: _Run, seen: "_Seen", rejects: "_RejectsFile") -> None:
+def _embed_all(run: _Run, seen: Seen, rejects: "_RejectsFile") -> None:
     """Embeds and writes the whole source, chunk by chunk; between two chunks it can be stopped or killed."""
     record = run.job.record
     embedded = unchanged = rejected = 0
@@ -204,20 +204,13 @@ def _embed_all(run: _Run, seen: "_Seen", rejects: "_RejectsFile") -> None:
         )
 
 
-class _Again(NamedTuple):
-    """An image that the source named before, and what becomes of it."""
-
-    image: SourceImage
-    outcome: Outcome
-
-
 class _Waiting(NamedTuple):
     new: list[SourceImage]
-    again: list[_Again]
+    again: list[Again]
     outcomes: Future[list[Outcome]]
 
 
-def _worked(run: _Run, seen: "_Seen") -> Iterator[tuple[list[SourceImage], list[Outcome]]]:
+def _worked(run: _Run, seen: Seen) -> Iterator[tuple[list[SourceImage], list[Outcome]]]:
     """The chunks with what became of them, in order, some of them worked on ahead."""
     waiting: deque[_Waiting] = deque()
     images = iter(run.source)
@@ -248,7 +241,7 @@ def _store(run: _Run, chunk: list[SourceImage], outcomes: list[Outcome]) -> None
         run.gallery.upsert(entries, run.bundle.id)
 
 
-def _delete_missing(run: _Run, seen: "_Seen") -> None:
+def _delete_missing(run: _Run, seen: Seen) -> None:
     """Removes what left the source, unless that is suspiciously much; an item without images counts as one."""
     total, missing = 0, []
     for pair in run.gallery.image_ids():
@@ -345,65 +338,6 @@ def _query_pixels(run: _Run, queries: Source, place: str) -> NDArray[np.uint8]:
         raise ReindexError(
             f"The labelled query {place} cannot be used: {error.problem}", "Mend or remove it, and run again."
         ) from error
-
-
-class _Seen:
-    """What the source named so far; on disk, since a source may name more than memory holds.
-
-    What it says first holds: an item whose rows differ would otherwise change with each of them, in every run, and two
-    photos of one name would replace each other and be embedded again.
-    """
-
-    def __enter__(self) -> "_Seen":
-        self._db = sqlite3.connect("", isolation_level=None)
-        self._db.execute("CREATE TABLE items (id TEXT PRIMARY KEY, item TEXT)")
-        self._db.execute("CREATE TABLE images (item TEXT, image TEXT, place TEXT, PRIMARY KEY (item, image))")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._db.close()
-
-    def sorted_out(self, chunk: list[SourceImage]) -> "tuple[list[SourceImage], list[_Again]]":
-        """Those that are named for the first time, and the others with what becomes of them."""
-        new: list[SourceImage] = []
-        again: list[_Again] = []
-        self._db.execute("BEGIN")
-        for named in chunk:
-            image = named._replace(item=self._item(named.item))
-            first = self._place(image)
-            if first is None:
-                new.append(image)
-            elif first == image.place:
-                again.append(_Again(image, Unchanged(image.image_id)))
-            else:
-                problem = (
-                    f"The source names this image before, at {first}. Give each photo of an item its own image_id."
-                )
-                again.append(_Again(image, Reject(image.item.id, image.image_id, image.place, "duplicate", problem)))
-        self._db.execute("COMMIT")
-        return new, again
-
-    def _place(self, image: SourceImage) -> str | None:
-        """Where the image was first said to lie; none if it is told now."""
-        key = (image.item.id, image.image_id)
-        if self._db.execute("INSERT OR IGNORE INTO images VALUES (?, ?, ?)", (*key, image.place)).rowcount:
-            return None
-        (place,) = self._db.execute("SELECT place FROM images WHERE item = ? AND image = ?", key).fetchone()
-        return str(place)
-
-    def _item(self, item: Item) -> Item:
-        """As the source first described it."""
-        text = item.model_dump_json()
-        if self._db.execute("INSERT OR IGNORE INTO items VALUES (?, ?)", (item.id, text)).rowcount:
-            return item
-        (first,) = self._db.execute("SELECT item FROM items WHERE id = ?", (item.id,)).fetchone()
-        return item if first == text else Item.model_validate_json(first)
-
-    def __contains__(self, pair: tuple[str, str]) -> bool:
-        return self._db.execute("SELECT 1 FROM images WHERE item = ? AND image = ?", pair).fetchone() is not None
-
-    def has_item(self, item_id: str) -> bool:
-        return self._db.execute("SELECT 1 FROM items WHERE id = ?", (item_id,)).fetchone() is not None
 
 
 class _RejectsFile:

@@ -30,6 +30,7 @@ from service.item_schemas import (
 from service.problems import (
     ACCESS,
     BODY_TOO_LARGE,
+    BODY_TOO_SLOW,
     CONFLICT,
     FETCHES,
     FILTER,
@@ -93,7 +94,7 @@ _FACET = {
     "maximum": None,
     "distinct": 2,
 }
-_WRITE = (MALFORMED, BODY_TOO_LARGE, INVALID, CONFLICT, *ACCESS)
+_WRITE = (MALFORMED, BODY_TOO_LARGE, BODY_TOO_SLOW, INVALID, CONFLICT, *ACCESS)
 _PHOTOS = (UNSUPPORTED_BODY, NOT_READY, OVERLOADED, URL_OFF, *IMAGES.values(), *FETCHES.values())
 _TAG = {"ETag": {"description": "the item's version in quotes", "schema": {"type": "string"}}}
 

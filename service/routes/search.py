@@ -18,6 +18,7 @@ from service.backend import Backend, Serving
 from service.problems import (
     ACCESS,
     BODY_TOO_LARGE,
+    BODY_TOO_SLOW,
     FETCHES,
     FILTER,
     IMAGES,
@@ -39,8 +40,8 @@ router = APIRouter(tags=["search"], dependencies=[MaySearch])
 
 _PHOTO = {"type": "string", "format": "binary"}
 _ERRORS = (
-    MALFORMED, BODY_TOO_LARGE, UNSUPPORTED_BODY, PHOTO_MISSING, INVALID, FILTER, SEARCH, NOT_READY, OVERLOADED,
-    URL_OFF, ITEM_MISSING, *ACCESS, *IMAGES.values(), *FETCHES.values(),
+    MALFORMED, BODY_TOO_LARGE, BODY_TOO_SLOW, UNSUPPORTED_BODY, PHOTO_MISSING, INVALID, FILTER, SEARCH, NOT_READY,
+    OVERLOADED, URL_OFF, ITEM_MISSING, *ACCESS, *IMAGES.values(), *FETCHES.values(),
 )  # fmt: skip
 
 
