@@ -1,6 +1,7 @@
 """What the routes work with: the opened gallery, the model of its live bundle, and the permits to use them."""
 
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 
 PHOTO_TYPES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png", ".webp": "image/webp"}
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_LOCAL = re.compile(r"(127\.0\.0\.1|\[::1\]|localhost)(:\d+)?", re.IGNORECASE)
 
 
 class Busy(Overloaded):
@@ -52,6 +54,12 @@ class Backend:
     working: int = 0
     leaving: bool = False
     """Told to end: answers go on, but clients should turn elsewhere."""
+
+    def answers_to(self, host: str) -> bool:
+        """Whether a request for this host is answered. A web page whose name leads to this machine passes for our own:
+        without keys nothing else would keep it out.
+        """
+        return self.keys is not None or self.settings.open or _LOCAL.fullmatch(host) is not None
 
     @contextmanager
     def permit(self) -> Iterator[None]:

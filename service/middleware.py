@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.logs import log_request
 from service.logs import request_id as request_in_work
-from service.problems import BODY_TOO_LARGE, BODY_TOO_SLOW, INTERNAL, ProblemError, answer
+from service.problems import BODY_TOO_LARGE, BODY_TOO_SLOW, HOST_UNKNOWN, INTERNAL, ProblemError, answer
 from service.telemetry import Telemetry
 from service.walking import ClientLeft
 
@@ -83,6 +83,12 @@ class RequestContext:
                     headers["Connection"] = "close"
             await send(message)
 
+        host = Headers(scope=scope).get("host", "")
+        if backend is not None and not backend.answers_to(host):
+            told = f"Without API keys the service answers to this machine's names only, not to {host[:80]!r}."
+            problem = HOST_UNKNOWN.problem(told, HOST_UNKNOWN.remedy, request_id)
+            await answer(problem)(scope, receive, send_with_headers)
+            return status
         try:
             await self._app(scope, receive, send_with_headers)
         except (ClientDisconnect, ClientLeft):

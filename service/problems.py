@@ -92,6 +92,13 @@ BODY_TOO_SLOW = Kind(
     "1,000 bytes of the request came in time, and no end.",
     "Send it again, at one go; a smaller photo arrives sooner.",
 )
+HOST_UNKNOWN = Kind(
+    "host-unknown",
+    421,
+    "The service does not go by this name",
+    "Without API keys the service answers to this machine's names only, not to 'shop.example.com'.",
+    "Ask for 127.0.0.1 or localhost, make keys (LOOKALIKE_KEYS), or set LOOKALIKE_OPEN=true.",
+)
 BODY_TOO_LARGE = Kind(
     "body-too-large",
     413,

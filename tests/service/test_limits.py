@@ -1,12 +1,17 @@
-"""The rate limit: bursts are allowed, more is not, and keys do not feel each other."""
+"""The rate limit: bursts are allowed, more is not, keys do not feel each other. And whom a keyless service answers."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.keys import KeyRing
 from service.limits import RateLimit
+from service.settings import Settings
+from tests.service.conftest import problem, serving
 
 
 def test_a_burst_is_allowed_and_the_next_request_is_told_how_long_to_wait() -> None:
@@ -81,3 +86,22 @@ def test_threads_share_one_bucket() -> None:
     with ThreadPoolExecutor(8) as pool:
         waits = list(pool.map(lambda _: limit.take("a", 0.0), range(1000)))
     assert waits.count(0.0) == 100
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8000", "[::1]:8000", "localhost", "LocalHost:1"])
+def test_without_keys_this_machines_names_are_answered_to(client: httpx.Client, host: str) -> None:
+    assert client.get("/v1/status", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["shop.example.com:8000", "localhost.example.com", "127.0.0.1.example.com", "x", ""])
+def test_without_keys_a_web_page_with_a_name_of_its_own_is_refused(client: httpx.Client, host: str) -> None:
+    told = problem(client.delete("/v1/items/ball-blue", headers={"Host": host}), 421, "host-unknown")
+    assert repr(host) in told["detail"] and "LOOKALIKE_OPEN=true" in told["remedy"]
+
+
+def test_with_keys_or_where_it_is_open_any_name_will_do(settings: Settings, tmp_path: Path) -> None:
+    key = KeyRing(tmp_path / "keys.json").create("shop", ["search"])
+    for change in ({"keys": tmp_path / "keys.json"}, {"open": True}):
+        with serving(settings.model_copy(update=change)) as client:
+            headers = {"Host": "shop.example.com", "X-API-Key": key}
+            assert client.get("/v1/status", headers=headers).status_code == 200

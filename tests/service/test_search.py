@@ -165,7 +165,7 @@ def test_a_client_that_leaves_midway_is_noted_and_does_no_harm(
     client: httpx.Client, caplog: pytest.LogCaptureFixture, path: str, kind: str
 ) -> None:
     caplog.set_level("INFO", "service.middleware")
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: 90000\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: 90000\r\n\r\n"
     with socket.create_connection((client.base_url.host, client.base_url.port or 80)) as connection:
         connection.sendall(head.encode() + bytes(1000))
     for _ in range(100):
