@@ -6,6 +6,7 @@ code, so nothing else in the project opens an image for the embedder.
 
 import hashlib
 import io
+from math import ceil
 from pathlib import Path
 from typing import Literal
 
@@ -25,21 +26,28 @@ _MOST_PIXELS = 500_000_000
 Image.MAX_IMAGE_PIXELS = _MOST_PIXELS // 2
 
 _REMEDY = "Send a whole JPEG, PNG, WebP, GIF or BMP file."
-_DECODED_AHEAD = 2
+_SPARE = 1.25
+_LEAST_SIDE = 320
 """A large JPEG is decoded at a reduced scale only while its short side stays this many times the resized one: the
-inverse cosine transform then drops only detail that resizing would have averaged away."""
+inverse cosine transform then drops only detail that resizing would have averaged away. And it stays this many pixels,
+of which thumbnails are made."""
 _MOST_SCANS = 100
 """Of a progressive JPEG. Encoders write about ten; each costs a pass over all pixels for a few bytes of file."""
 _TURNS = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+    2: (Image.Transpose.FLIP_LEFT_RIGHT, True, False),
+    3: (Image.Transpose.ROTATE_180, True, True),
+    4: (Image.Transpose.FLIP_TOP_BOTTOM, False, True),
+    5: (Image.Transpose.TRANSPOSE, False, False),
+    6: (Image.Transpose.ROTATE_270, True, False),
+    7: (Image.Transpose.TRANSVERSE, True, True),
+    8: (Image.Transpose.ROTATE_90, False, True),
 }
-"""What sets a photo upright, by its EXIF orientation."""
+"""What sets a photo upright, by its EXIF orientation; and whether its left and its top were an end of the file's
+picture, that is its right or its bottom."""
+_LYING = 5
+"""The first of the orientations whose rows are the file's columns."""
+
+Box = tuple[float, float, float, float]
 
 
 class ImageError(LookalikeError):
@@ -66,20 +74,22 @@ class Preprocessing(Frozen):
     input_size: int = Field(gt=0, description="side of the square centre crop")
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
 
-    def apply(self, image: Image.Image) -> NDArray[np.uint8]:
-        """Pixels of shape (input_size, input_size, 3)."""
-        scale = self.resize / min(image.size)
-        width = max(self.input_size, round(image.width * scale))
-        height = max(self.input_size, round(image.height * scale))
+    def apply(self, image: Image.Image, part: Box | None = None) -> NDArray[np.uint8]:
+        """Pixels of shape (input_size, input_size, 3), of a part of the image if one is given."""
+        west, north, east, south = part or (0, 0, *image.size)
+        across, down = east - west, south - north
+        scale = self.resize / min(across, down)
+        width = max(self.input_size, round(across * scale))
+        height = max(self.input_size, round(down * scale))
         left, top = (width - self.input_size) // 2, (height - self.input_size) // 2
-        if image.size == (width, height):
+        if image.size == (width, height) == (across, down):
             return np.asarray(image.crop((left, top, left + self.input_size, top + self.input_size)), dtype=np.uint8)
         # Only the crop is resampled, out of the whole image: the same pixels as resizing all of it, and a sliver of
         # 1 x 60,000 pixels does not become a picture of gigabytes on the way.
-        x, y = image.width / width, image.height / height
-        box = (left * x, top * y, (left + self.input_size) * x, (top + self.input_size) * y)
+        x, y, side = across / width, down / height, self.input_size
+        box = (west + left * x, north + top * y, west + (left + side) * x, north + (top + side) * y)
         filter_ = Image.Resampling.BICUBIC if self.interpolation == "bicubic" else Image.Resampling.BILINEAR
-        return np.asarray(image.resize((self.input_size, self.input_size), filter_, box=box), dtype=np.uint8)
+        return np.asarray(image.resize((side, side), filter_, box=box), dtype=np.uint8)
 
 
 DEFAULT_LIMITS = ImageLimits()
@@ -102,23 +112,31 @@ def read_file(path: Path, limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
 
 def load_pixels(data: bytes, rule: Preprocessing, limits: ImageLimits = DEFAULT_LIMITS) -> NDArray[np.uint8]:
     """An image's bytes as the model's input."""
-    return rule.apply(decode(data, limits, rule))
+    return rule.apply(*decode_for(rule, data, limits))
 
 
-def decode(data: bytes, limits: ImageLimits = DEFAULT_LIMITS, rule: Preprocessing | None = None) -> Image.Image:
-    """An upright RGB image, or an ImageError that names the reason.
+def decode(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
+    """An upright RGB image, or an ImageError that names the reason."""
+    return _decoded(data, limits, 0)[0]
 
-    With a `rule`, as it is before that rule is applied: a large JPEG is then decoded at a reduced scale.
+
+def decode_for(rule: Preprocessing, data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> tuple[Image.Image, Box]:
+    """The same as `rule` needs it, a large JPEG at a reduced scale; and the part of it that is the photo: its last
+    pixels lie partly beyond it where a side is no multiple of the scale.
     """
+    return _decoded(data, limits, max(_LEAST_SIDE, ceil(_SPARE * rule.resize)))
+
+
+def _decoded(data: bytes, limits: ImageLimits, least_side: int) -> tuple[Image.Image, Box]:
     _check_bytes(len(data), limits)
     image = _opened(data)
     if image.width * image.height > limits.max_pixels:
         raise _too_many_pixels(f"{image.width} x {image.height} pixels; the limit is {limits.max_pixels:,}")
     try:
-        if rule:
-            image.draft(None, (_DECODED_AHEAD * rule.resize,) * 2)
+        reduced = image.draft(None, (least_side, least_side)) if least_side else None
         image.load()
-        return _to_rgb(_upright(image))
+        upright, part = _upright(image, reduced[1][2:] if reduced else image.size)
+        return _to_rgb(upright), part
     except Exception as error:  # as in _opened: SyntaxError, OSError, struct.error, ValueError...
         reason: Reason = "truncated" if "truncated" in str(error).lower() else "unreadable"
         raise ImageError(reason, f"The image is {reason}: {error}.") from error
@@ -153,13 +171,23 @@ def _opened(data: bytes) -> Image.Image:
     return image
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Turned as the camera noted. Damaged notes are no reason to refuse a photo that can be seen."""
+def _upright(image: Image.Image, size: tuple[float, float]) -> tuple[Image.Image, Box]:
+    """Turned as the camera noted, and the part of it that was the first `size` pixels. Damaged notes are no reason to
+    refuse a photo that can be seen.
+    """
     try:
-        turn = _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        turn = _TURNS.get(orientation)
     except Exception:  # the parser raises many types on hostile notes
-        return image
-    return image if turn is None else image.transpose(turn)
+        turn = None
+    if turn is None:
+        return image, (0, 0, *size)
+    method, left_was_end, top_was_end = turn
+    turned = image.transpose(method)
+    across, down = size[::-1] if orientation >= _LYING else size
+    left = turned.width - across if left_was_end else 0
+    top = turned.height - down if top_was_end else 0
+    return turned, (left, top, left + across, top + down)
 
 
 _STRIP = 256

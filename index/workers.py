@@ -12,7 +12,7 @@ from PIL import Image
 from index.bundle import Bundle
 from index.cores import usable_cores
 from index.embedder import Embedder
-from index.images import DEFAULT_LIMITS, ImageError, decode, digest, thumbnail
+from index.images import DEFAULT_LIMITS, ImageError, decode_for, digest, thumbnail
 from index.items import NewImage
 from index.places import Places
 from index.sources import Source, SourceImage
@@ -95,10 +95,10 @@ class LocalWorkers:
             name = digest(data)
             if known.get((image.item.id, image.image_id)) == name:
                 return Unchanged(image.image_id)
-            picture = decode(data, DEFAULT_LIMITS, rule)
+            picture, part = decode_for(rule, data)
         except ImageError as error:
             return Reject(image.item.id, image.image_id, image.place, error.reason, str(error))
-        return _Decoded(image, name, rule.apply(picture), _thumbnail(picture))
+        return _Decoded(image, name, rule.apply(picture, part), _thumbnail(picture))
 
     def _embed(self, decoding: list["Future[_Decoded | Unchanged | Reject]"]) -> list[Outcome]:
         prepared = [future.result() for future in decoding]

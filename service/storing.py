@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from index.catalogue import VersionConflict
 from index.gallery import Gallery
-from index.images import decode, digest, thumbnail
+from index.images import decode_for, digest, thumbnail
 from index.items import Item, NewImage, StoredItem
 from service.backend import Backend
 from service.item_schemas import Photo
@@ -196,7 +196,7 @@ def _new_one(backend: Backend, model: Model, data: bytes, known: str | None) -> 
     if name == known:
         return None
     rule, begun = model.bundle.preprocessing, perf_counter()
-    picture = decode(data, backend.settings.image_limits, rule)
-    pixels = rule.apply(picture)
+    picture, part = decode_for(rule, data, backend.settings.image_limits)
+    pixels = rule.apply(picture, part)
     backend.telemetry.stage("decode", perf_counter() - begun)
     return _New(name, pixels, thumbnail(picture))

@@ -12,7 +12,7 @@ from fastapi import Request
 from numpy.typing import NDArray
 
 from index.gallery import BundleMismatch
-from index.images import ImageError, decode
+from index.images import Box, ImageError, decode, load_pixels
 from service.backend import Backend
 from service.batching import Embedded, Overloaded
 from service.models import Model
@@ -20,7 +20,6 @@ from service.problems import URL_OFF, ProblemError
 from service.schemas import Milliseconds
 
 Answer = TypeVar("Answer")
-Box = tuple[float, float, float, float]
 
 
 class ClientLeft(Exception):
@@ -92,7 +91,7 @@ async def embed(backend: Backend, model: Model, pixels: NDArray[np.uint8]) -> Em
 def _pixels(backend: Backend, model: Model, photo: bytes, box: Box | None) -> NDArray[np.uint8]:
     rule, limits = model.bundle.preprocessing, backend.settings.image_limits
     if box is None:
-        return rule.apply(decode(photo, limits, rule))
+        return load_pixels(photo, rule, limits)
     # A part may need all the pixels that the whole would not, so it is decoded at full scale.
     picture = decode(photo, limits)
     edges = tuple(round(share * side) for share, side in zip(box, picture.size * 2, strict=True))

@@ -16,6 +16,7 @@ from index.images import (
     ImageLimits,
     Preprocessing,
     decode,
+    decode_for,
     digest,
     load_pixels,
     read_file,
@@ -146,7 +147,7 @@ def test_of_an_animation_the_first_frame_is_taken(kind: str) -> None:
 
 def test_a_phone_photo_with_a_second_picture_inside_is_read() -> None:
     data = encoded(halves(), "MPO", save_all=True, append_images=[Image.new("RGB", (20, 10), "green")])
-    assert close_to(decode(data, rule=RULE), (3, 10), RED)
+    assert close_to(decode_for(RULE, data)[0], (3, 10), RED)
 
 
 def test_a_wrong_extension_does_not_matter(tmp_path: Path) -> None:
@@ -307,23 +308,45 @@ def noisy(width: int, height: int) -> Image.Image:
 
 
 def test_a_large_jpeg_is_decoded_small_and_looks_the_same() -> None:
-    data = encoded(noisy(1600, 1200), "JPEG", quality=92)
-    assert decode(data, rule=RULE).size == (200, 150), "an eighth; its short side is still twice the 40 of the rule"
-    assert decode(data).size == (1600, 1200)
-    difference = load_pixels(data, RULE).astype(int) - RULE.apply(decode(data))
+    rule = Preprocessing(resize=280, input_size=256)
+    data = encoded(noisy(1600, 1408), "JPEG", quality=92)
+    picture, part = decode_for(rule, data)
+    assert picture.size == (400, 352), "a quarter; its short side is still more than 1.25 times the 280 of the rule"
+    assert part == (0, 0, 400, 352)
+    assert decode(data).size == (1600, 1408)
+    difference = load_pixels(data, rule).astype(int) - rule.apply(decode(data))
     assert np.abs(difference).mean() < 1.5
 
 
-@pytest.mark.parametrize("side", [79, 159, 160, 161, 639])
-def test_a_reduced_jpeg_keeps_twice_the_pixels_that_are_needed(side: int) -> None:
-    short = min(decode(encoded(noisy(side, side + 3), "JPEG"), rule=RULE).size)
-    assert short == side if side < 160 else 80 <= short <= side / 2 + 1
+@pytest.mark.parametrize(("resize", "least"), [(40, 320), (256, 320), (300, 375)])
+@pytest.mark.parametrize("times", [0.9, 1.99, 2, 2.01, 4, 7.9, 8])
+def test_a_reduced_jpeg_keeps_the_pixels_that_model_and_thumbnail_need(resize: int, least: int, times: float) -> None:
+    side = int(times * least)
+    picture, _ = decode_for(Preprocessing(resize=resize, input_size=32), encoded(noisy(side, side + 3), "JPEG"))
+    scale = next(scale for scale in (8, 4, 2, 1) if side >= scale * least or scale == 1)
+    assert picture.size == (-(-side // scale), -(-(side + 3) // scale))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [(641, 643), (643, 642), (1287, 1500)])
+def test_a_reduced_jpeg_shows_all_of_the_photo_and_nothing_else(size: tuple[int, int], orientation: int) -> None:
+    """The last column of a picture of 641 pixels at half scale is half beyond it, wherever that comes to lie."""
+    rule = Preprocessing(resize=256, input_size=224)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(noisy(*size), "JPEG", quality=95, exif=exif)
+    whole = rule.apply(decode(data)).astype(int)
+    picture, part = decode_for(rule, data)
+    assert max(picture.size) <= max(size) / 2 + 1
+    boxed = np.abs(rule.apply(picture, part) - whole).mean()
+    assert boxed < 1
+    assert boxed < 0.9 * np.abs(rule.apply(picture) - whole).mean(), "what lies beyond must not be squeezed in"
 
 
 def test_a_turned_large_jpeg_is_the_same_pixels_as_its_upright_twin() -> None:
     exif = Image.Exif()
     exif[0x0112] = 3
-    upright = noisy(640, 480)
+    upright = noisy(1000, 750)
     turned = encoded(upright.transpose(Image.Transpose.ROTATE_180), "JPEG", quality=95, exif=exif)
     difference = load_pixels(turned, RULE).astype(int) - load_pixels(encoded(upright, "JPEG", quality=95), RULE)
     assert np.abs(difference).mean() < 1

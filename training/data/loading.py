@@ -5,28 +5,24 @@ resumed run sees the same pixels as one that was never stopped, however many pro
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from index.images import ImageError, Preprocessing, decode, read_file
+from index.images import ImageError, Preprocessing, decode, load_pixels, read_file
 from training.config import AugmentationSettings
 from training.data.records import Photo, visible_part
 from training.errors import TrainingError
 
 
-def read_photo(photo: Photo, rule: Preprocessing | None = None) -> Image.Image:
-    """An upright RGB image, by the same code that serves, cut to the photo's box if it has one.
-
-    With a `rule`, as it is before that rule is applied; a part of a photo is always cut from the whole of it.
-    """
-    try:
-        image = decode(read_file(photo.path), rule=None if photo.box else rule)
-    except ImageError as error:
-        raise TrainingError(f"{photo.path} (class {photo.label}) cannot be used: {error}") from error
+def read_photo(photo: Photo) -> Image.Image:
+    """An upright RGB image, by the same code that serves, cut to the photo's box if it has one."""
+    with _naming(photo):
+        image = decode(read_file(photo.path))
     if photo.box is None:
         return image
     part = visible_part(photo.box, image.size)
@@ -36,6 +32,14 @@ def read_photo(photo: Photo, rule: Preprocessing | None = None) -> Image.Image:
             "Mend the box, in pixels of the upright image.",
         )
     return image.crop(part)
+
+
+@contextmanager
+def _naming(photo: Photo) -> Iterator[None]:
+    try:
+        yield
+    except ImageError as error:
+        raise TrainingError(f"{photo.path} (class {photo.label}) cannot be used: {error}") from error
 
 
 def augment(image: Image.Image, side: int, settings: AugmentationSettings, rng: np.random.Generator) -> Image.Image:
@@ -91,5 +95,8 @@ class MeasuredPhotos(Dataset[torch.Tensor]):
         return len(self._photos)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        image = read_photo(self._photos[index], self._preprocessing)
-        return torch.from_numpy(self._preprocessing.apply(image).copy())
+        photo, rule = self._photos[index], self._preprocessing
+        if photo.box is not None:
+            return torch.from_numpy(rule.apply(read_photo(photo)).copy())
+        with _naming(photo):
+            return torch.from_numpy(load_pixels(read_file(photo.path), rule).copy())
