@@ -65,7 +65,12 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     problems.install(app)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        BodyLimit,
+        max_bytes=settings.max_body_bytes,
+        max_held=settings.max_requests * settings.max_body_bytes,
+        telemetry=telemetry,
+    )
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

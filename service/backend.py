@@ -61,12 +61,18 @@ class Backend:
         """
         return self.keys is not None or self.settings.open or _LOCAL.fullmatch(host) is not None
 
-    @contextmanager
-    def permit(self) -> Iterator[None]:
-        """The right to do work for a request, taken before any is done; refused when too many have one."""
+    def check_permits(self) -> None:
+        """Refuses a request when too many are in work. Asked before a body is read, which may take its client a minute:
+        until it is there, it must not keep others from work.
+        """
         if self.working >= self.settings.max_requests:
             self.telemetry.refused("requests")
             raise Busy(self.working, 1.0)
+
+    @contextmanager
+    def permit(self) -> Iterator[None]:
+        """The right to do work for a request, taken before any is done; refused when too many have one."""
+        self.check_permits()
         self.working += 1
         try:
             with self.telemetry.working():

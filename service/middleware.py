@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.logs import log_request
 from service.logs import request_id as request_in_work
-from service.problems import BODY_TOO_LARGE, BODY_TOO_SLOW, HOST_UNKNOWN, INTERNAL, ProblemError, answer
+from service.problems import BODY_TOO_LARGE, BODY_TOO_SLOW, HOST_UNKNOWN, INTERNAL, OVERLOADED, ProblemError, answer
 from service.telemetry import Telemetry
 from service.walking import ClientLeft
 
@@ -110,11 +110,18 @@ def _template(scope: Scope, root: str) -> str:
 
 
 class BodyLimit:
-    """Refuses a body while it arrives: form parsing limits neither files nor their sum, and nothing limits the time."""
+    """Refuses a body while it arrives: form parsing limits neither files nor their sum, and nothing limits the time.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    All bodies together may hold `max_held` bytes until they are answered. Many may arrive slowly, but few large ones
+    at once.
+    """
+
+    def __init__(self, app: ASGIApp, max_bytes: int, max_held: int, telemetry: Telemetry) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._max_held = max_held
+        self._held = 0
+        self._telemetry = telemetry
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -133,13 +140,22 @@ class BodyLimit:
             except TimeoutError:
                 told = f"{received:,} bytes of the request came in time, and no end."
                 raise ProblemError(BODY_TOO_SLOW, told, headers={"Connection": "close"}) from None
-            received += len(message.get("body", b""))
+            piece = len(message.get("body", b""))
+            received += piece
+            self._held += piece
             whole = not message.get("more_body", False)
             if received > self._max_bytes:
                 raise self._too_large()
+            if self._held > self._max_held:
+                self._telemetry.refused("requests")
+                told = f"The requests that are in work already have {self._held - received:,} bytes."
+                raise ProblemError(OVERLOADED, told, retry_after=1, headers={"Connection": "close"})
             return message
 
-        await self._app(scope, limited, send)
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._held -= received
 
     def _too_large(self) -> ProblemError:
         return ProblemError(BODY_TOO_LARGE, f"The request has more than {self._max_bytes:,} bytes.")

@@ -148,6 +148,8 @@ OVERLOADED = Kind(
     "64 photos are waiting already.",
     "Send the request again after the time in Retry-After.",
 )
+BODIES = (BODY_TOO_LARGE, BODY_TOO_SLOW, OVERLOADED)
+"""What may become of any request with a body."""
 KEY_MISSING = Kind(
     "key-missing",
     401,
@@ -319,9 +321,9 @@ def answer(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONRe
 
 
 def documented(*kinds: Kind) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route that may answer with these kinds, each with an example body."""
+    """The `responses` of a route that may answer with these kinds, and those of every route, each with an example."""
     responses: dict[int | str, dict[str, Any]] = {}
-    for kind in (*kinds, INTERNAL):
+    for kind in (*kinds, HOST_UNKNOWN, INTERNAL):
         example = kind.problem(kind.detail, kind.remedy, request_id="5f0c2a4e9b7d4c1f")
         response = responses.setdefault(
             kind.status,

@@ -29,8 +29,7 @@ from service.item_schemas import (
 )
 from service.problems import (
     ACCESS,
-    BODY_TOO_LARGE,
-    BODY_TOO_SLOW,
+    BODIES,
     CONFLICT,
     FETCHES,
     FILTER,
@@ -39,7 +38,6 @@ from service.problems import (
     ITEM_MISSING,
     MALFORMED,
     NOT_READY,
-    OVERLOADED,
     UNSUPPORTED_BODY,
     URL_OFF,
     ProblemError,
@@ -94,8 +92,8 @@ _FACET = {
     "maximum": None,
     "distinct": 2,
 }
-_WRITE = (MALFORMED, BODY_TOO_LARGE, BODY_TOO_SLOW, INVALID, CONFLICT, *ACCESS)
-_PHOTOS = (UNSUPPORTED_BODY, NOT_READY, OVERLOADED, URL_OFF, *IMAGES.values(), *FETCHES.values())
+_WRITE = (MALFORMED, *BODIES, INVALID, CONFLICT, *ACCESS)
+_PHOTOS = (UNSUPPORTED_BODY, NOT_READY, URL_OFF, *IMAGES.values(), *FETCHES.values())
 _TAG = {"ETag": {"description": "the item's version in quotes", "schema": {"type": "string"}}}
 
 
@@ -230,9 +228,10 @@ async def put(item_id: ItemId, request: Request, serving: Serving, wanted: Wante
 
     The same request again changes nothing. When it is answered, every search reflects it.
     """
+    serving.check_permits()
+    given = await read_item(request, serving.settings.max_batch)
+    item, replaced = given.item(item_id), given.photos is not None
     with serving.permit():
-        given = await read_item(request, serving.settings.max_batch)
-        item, replaced = given.item(item_id), given.photos is not None
         written = await store(serving, item_id, wanted, lambda seen: item, given.photos or {}, only=replaced)
     return _answer(request, written.stored, created=written.created)
 
@@ -281,8 +280,9 @@ async def put_image(item_id: ItemId, image_id: ImageId, request: Request, servin
 
     ETag and conditions are those of the item.
     """
+    serving.check_permits()
+    photos = {image_id: await read_photo(request)}
     with serving.permit():
-        photos = {image_id: await read_photo(request)}
         written = await store(serving, item_id, wanted, lambda seen: _existing(item_id, seen), photos)
     return _answer(request, written.stored, created=written.new_images)
 

@@ -18,6 +18,7 @@ from service.asking import read_json
 from service.backend import Backend, Serving
 from service.problems import (
     ACCESS,
+    BODIES,
     BUNDLE,
     INVALID,
     JOB_ENDED,
@@ -73,7 +74,7 @@ def _shown(example: object, description: str) -> dict[str, Any]:
             **_shown(_RUNNING, "The job has begun"),
             "headers": {"Location": {"description": "where to watch it", "schema": {"type": "string"}}},
         },
-        **documented(INVALID, JOB_RUNNING, BUNDLE, NOT_READY, *ACCESS),
+        **documented(*BODIES, INVALID, JOB_RUNNING, BUNDLE, NOT_READY, *ACCESS),
     },
     openapi_extra={
         "requestBody": {

@@ -17,8 +17,7 @@ from service.asking import Asked, Options, SearchBody, read_asked, read_json
 from service.backend import Backend, Serving
 from service.problems import (
     ACCESS,
-    BODY_TOO_LARGE,
-    BODY_TOO_SLOW,
+    BODIES,
     FETCHES,
     FILTER,
     IMAGES,
@@ -26,7 +25,6 @@ from service.problems import (
     ITEM_MISSING,
     MALFORMED,
     NOT_READY,
-    OVERLOADED,
     PHOTO_MISSING,
     SEARCH,
     UNSUPPORTED_BODY,
@@ -40,8 +38,8 @@ router = APIRouter(tags=["search"], dependencies=[MaySearch])
 
 _PHOTO = {"type": "string", "format": "binary"}
 _ERRORS = (
-    MALFORMED, BODY_TOO_LARGE, BODY_TOO_SLOW, UNSUPPORTED_BODY, PHOTO_MISSING, INVALID, FILTER, SEARCH, NOT_READY,
-    OVERLOADED, URL_OFF, ITEM_MISSING, *ACCESS, *IMAGES.values(), *FETCHES.values(),
+    MALFORMED, *BODIES, UNSUPPORTED_BODY, PHOTO_MISSING, INVALID, FILTER, SEARCH, NOT_READY, URL_OFF, ITEM_MISSING,
+    *ACCESS, *IMAGES.values(), *FETCHES.values(),
 )  # fmt: skip
 
 
@@ -98,8 +96,9 @@ async def search(request: Request, serving: Serving) -> SearchAnswer:
     JSON may also name the photo's address, where that is enabled, or an item of the gallery. Options stand in the
     address, the form or the JSON.
     """
+    serving.check_permits()
+    asked = await read_asked(request)
     with serving.permit():
-        asked = await read_asked(request)
         return await while_connected(request, _answer(serving, asked, _media(request)))
 
 
@@ -111,10 +110,10 @@ async def search(request: Request, serving: Serving) -> SearchAnswer:
 )
 async def search_batch(request: Request, serving: Serving) -> BatchAnswer:
     """Each search is answered as it would be alone, in the order given; the first problem is that of the whole."""
+    serving.check_permits()
+    searches = (await read_json(request, BatchBody)).asked(serving.settings.max_batch)
     with serving.permit():
-        searches = (await read_json(request, BatchBody)).asked(serving.settings.max_batch)
-        media = _media(request)
-        return await while_connected(request, _answer_all(serving, searches, media))
+        return await while_connected(request, _answer_all(serving, searches, _media(request)))
 
 
 async def _answer_all(backend: Backend, searches: list[Asked], media: str) -> BatchAnswer:

@@ -127,10 +127,12 @@ def test_the_description_shows_an_example_of_every_error(client: httpx.Client) -
     description = client.get("/openapi.json").json()
     search = description["paths"]["/v1/search"]["post"]
     assert set(search["requestBody"]["content"]) == {"multipart/form-data", "image/*", "application/json"}
-    errors = {"400", "401", "403", "404", "408", "413", "415", "422", "429", "500", "503"}
+    errors = {"400", "401", "403", "404", "408", "413", "415", "421", "422", "429", "500", "503"}
     assert set(search["responses"]) == {"200", *errors}
     for path in description["paths"].values():
         for operation in path.values():
+            any_request, any_body = {"421", "500"}, {"408", "413", "503"}
+            assert operation["responses"].keys() >= any_request | (any_body if "requestBody" in operation else set())
             for status, response in operation["responses"].items():
                 if int(status) < 400:
                     continue

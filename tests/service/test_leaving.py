@@ -3,6 +3,8 @@
 import asyncio
 import socket
 import threading
+import time
+from contextlib import ExitStack
 from typing import Any
 
 import anyio.to_thread
@@ -126,8 +128,36 @@ def test_a_client_that_leaves_gives_back_no_permit_while_its_photo_is_decoded(
     assert 'lookalike_requests_total{method="POST",route="/v1/search",status="499"} 1.0' in told
 
 
+def test_photos_that_arrive_slowly_keep_nobody_from_work(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"max_requests": 1})) as client, ExitStack() as opened:
+        slow = [opened.enter_context(connect(client)) for _ in range(8)]
+        for connection in slow:
+            connection.sendall(head(len(PHOTO)) + PHOTO[:100])
+        assert client.post("/v1/search", files={"image": PHOTO}).status_code == 200
+        for connection in slow:
+            connection.sendall(PHOTO[100:])
+            assert connection.recv(12) == b"HTTP/1.1 200"
+
+
+def test_photos_that_arrive_together_hold_so_many_bytes_and_no_more(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"max_requests": 2, "max_body_bytes": 10_000})) as client:
+        with connect(client) as first, connect(client) as second:
+            for slow in (first, second):
+                slow.sendall(head(9000) + bytes(8990))
+            until = time.monotonic() + 20
+            while (refused := client.post("/v1/search", files={"image": bytes(2000)})).status_code != 503:
+                assert time.monotonic() < until, "the bytes of both must have arrived by now"
+            body = problem(refused, 503, "overloaded")
+            assert body["detail"] == "The requests that are in work already have 17,980 bytes."
+            assert refused.headers["retry-after"] == "1"
+        while (answer := client.post("/v1/search", files={"image": bytes(2000)})).status_code == 503:
+            assert time.monotonic() < until, "those who left hold nothing"
+        assert answer.status_code == 415
+        assert 'lookalike_refused_total{reason="requests"}' in client.get("/metrics").text
+
+
 @pytest.mark.parametrize("limit", ["_PIECE_SECONDS", "_BODY_SECONDS"])
-def test_a_photo_that_does_not_arrive_gives_its_permit_back(
+def test_a_photo_that_does_not_arrive_is_told_so(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(middleware, limit, 0.2)
