@@ -14,6 +14,7 @@ from service.schemas import Example, Examples
 router = APIRouter(tags=["pictures"])
 
 _FOREVER = "public, max-age=31536000, immutable"
+_EXAMPLES = {"examples": [{"name": "mug-03.jpg", "url": "/examples/mug-03.jpg"}]}
 
 
 @router.get(
@@ -41,7 +42,11 @@ def media(digest: str, serving: Serving, if_none_match: Annotated[str, Header()]
     return Response(thumbnail, media_type="image/jpeg", headers=headers)
 
 
-@router.get("/v1/examples", summary="Photos to try the search with", responses=documented())
+@router.get(
+    "/v1/examples",
+    summary="Photos to try the search with",
+    responses={200: {"content": {"application/json": {"example": _EXAMPLES}}}, **documented()},
+)
 async def examples(request: Request, serving: Serving) -> Examples:
     root = request.scope.get("root_path", "")
     return Examples(examples=[Example(name=name, url=f"{root}/examples/{quote(name)}") for name in serving.examples])

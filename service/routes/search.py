@@ -1,5 +1,6 @@
 """The search: a photo or an item in, the items that look like it out."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
@@ -41,27 +42,69 @@ _ERRORS = (
     MALFORMED, *BODIES, UNSUPPORTED_BODY, PHOTO_MISSING, INVALID, FILTER, SEARCH, NOT_READY, URL_OFF, ITEM_MISSING,
     *ACCESS, *IMAGES.values(), *FETCHES.values(),
 )  # fmt: skip
+_MATCH = {
+    "id": "mug-03",
+    "title": "Black zigzag mug 'Aster'",
+    "url": "",
+    "score": 0.868677,
+    "attributes": {"brand": "Brimwell", "category": "mug", "colour": "black", "pattern": "zigzag", "price": 16.9},
+    "image": {
+        "id": "photos/mug-03/06.jpg",
+        "url": "/media/dced8adde8f3b15dc5b7291858618ed87f594d8062e5d337cd8641d12b40e4c1.jpg",
+    },
+    "vector": None,
+}
+_FOUND = {
+    "items": [_MATCH],
+    "cursor": "WzEsIC04Njg2NzcsIDIzLCAiMjA4ZTUzOThhZDMwODczY2ZhIl0",
+    "bundle": "90025e0b3c7c4321",
+    "generation": "000000000009-90025e0b3c7c4321",
+    "change": 9,
+    "milliseconds": {"decode": 1.8, "wait": 0.03, "embed": 5.18, "search": 0.55},
+}
+"""The answer that docs/search.md shows."""
+_FOUND_ALIKE = {
+    **_FOUND,
+    "items": [{**_MATCH, "score": 0.912044}],
+    "cursor": "WzEsIC05MTIwNDQsIDIzLCAiOGQxYzA3ZjI2YjkzNDVlYTcwIl0",
+    "milliseconds": {"decode": 0.0, "wait": 0.0, "embed": 0.0, "search": 0.51},
+}
+_BASE64 = "/9j/4AAQSkZJRg..."
+_MUGS = {"category": "mug", "price": {"lt": 20}}
+
+
+def _shown(example: object) -> dict[int | str, dict[str, Any]]:
+    """A success, with its example."""
+    return {200: {"content": {"application/json": {"example": example}}}}
 
 
 def _batch_body() -> dict[str, Any]:
     schema = BatchBody.model_json_schema()
     schema["properties"]["searches"]["items"] = schema.pop("$defs")["SearchBody"]
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    searches = [{"image": _BASE64, "top": 1}, {"item_id": "mug-1", "top": 1, "filter": _MUGS, "min_score": 0.8}]
+    shown = {"like a photo and like an item": {"value": {"searches": searches}}}
+    content = {"application/json": {"schema": schema, "examples": shown}}
+    return {"requestBody": {"required": True, "content": content}}
 
 
 def _body() -> dict[str, Any]:
     """The forms that a search may have; FastAPI cannot derive them from a route that reads its body itself."""
-    texts = {name: {"type": "string"} for name in ("filter", "box", "cursor", "include")}
-    form = {"image": _PHOTO, "top": {"type": "integer", "minimum": 1, "maximum": 1000}, **texts}
     schema = SearchBody.model_json_schema(ref_template="#/components/schemas/{model}")
-    example = {"item_id": "mug-1", "top": 5, "filter": {"category": "mug", "price": {"lt": 20}}}
     return {
         "requestBody": {
             "required": True,
             "content": {
-                "multipart/form-data": {"schema": {"type": "object", "required": ["image"], "properties": form}},
-                "image/*": {"schema": _PHOTO},
-                "application/json": {"schema": schema, "examples": {"more like this": {"value": example}}},
+                "multipart/form-data": _form(),
+                # JSON cannot show the bytes of a photo, so words do.
+                "image/*": {"schema": {**_PHOTO, "description": "the whole file, as `curl --data-binary @photo.jpg`"}},
+                "application/json": {
+                    "schema": schema,
+                    "examples": {
+                        "more like this": {"value": {"item_id": "mug-1", "top": 5, "filter": _MUGS}},
+                        "a part of a photo": {"value": {"image": _BASE64, "box": [0.1, 0.1, 0.9, 0.9]}},
+                        "a photo by its address": {"value": {"image_url": "https://cdn.shop.example/mug-1.jpg"}},
+                    },
+                },
             },
         },
         "parameters": [
@@ -69,6 +112,28 @@ def _body() -> dict[str, Any]:
             for name, part in _address_options().items()
         ],
     }
+
+
+def _form() -> dict[str, Any]:
+    """The photo as a file, and options in fields as they stand in addresses."""
+    options = _address_options()
+    options["exclude"]["maxItems"] = 10  # a form has 16 fields at most, and there are six other options
+    photo = {**_PHOTO, "description": "the photo, as a file"}
+    schema = {"type": "object", "required": ["image"], "properties": {"image": photo, **options}}
+    fields = {
+        "image": "(the bytes of photo.jpg)",
+        "top": 5,
+        "filter": json.dumps(_MUGS),
+        "min_score": 0.2,
+        "box": "0.1,0.1,0.9,0.9",
+        "exclude": ["mug-2", "mug-7"],
+        "include": "attributes,vectors",
+    }
+    shown = {
+        "a photo alone": {"value": {"image": fields["image"]}},
+        "with options": {"value": fields},
+    }
+    return {"schema": schema, "examples": shown}
 
 
 def _address_options() -> dict[str, dict[str, Any]]:
@@ -88,7 +153,7 @@ def _address_options() -> dict[str, dict[str, Any]]:
 @router.post(
     "/v1/search",
     summary="Find the items that look like a photo, or like an item",
-    responses=documented(*_ERRORS),
+    responses={**_shown(_FOUND), **documented(*_ERRORS)},
     openapi_extra=_body(),
 )
 async def search(request: Request, serving: Serving) -> SearchAnswer:
@@ -105,7 +170,7 @@ async def search(request: Request, serving: Serving) -> SearchAnswer:
 @router.post(
     "/v1/search/batch",
     summary="Find the items that look like each of several photos",
-    responses=documented(*_ERRORS),
+    responses={**_shown({"answers": [_FOUND, _FOUND_ALIKE]}), **documented(*_ERRORS)},
     openapi_extra=_batch_body(),
 )
 async def search_batch(request: Request, serving: Serving) -> BatchAnswer:

@@ -3,6 +3,7 @@
 import logging
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
@@ -20,12 +21,53 @@ router = APIRouter(tags=["status"])
 
 _LOOKED_AT = 100
 """Jobs among which the newest of each state is looked for."""
+_STATUS = {
+    "gallery": {
+        "items": 144,
+        "images": 1152,
+        "change": 9,
+        "generation": "000000000009-90025e0b3c7c4321",
+        "pending": 0,
+        "kind": "exact",
+        "recall": 1.0,
+    },
+    "bundle": {
+        "id": "90025e0b3c7c4321",
+        "backbone": "efficientnet_lite0",
+        "loss": "proxy_isa",
+        "dimension": 512,
+        "data": "sample",
+        "metrics": {"recall@1": 0.969, "map@r": 0.858},
+        "untrained_metrics": {"recall@1": 0.829, "map@r": 0.517},
+    },
+    "provider": "CPUExecutionProvider",
+    "keys": False,
+    "urls": False,
+    "limits": {"max_body_bytes": 20971520, "max_pixels": 50000000, "max_batch": 16},
+}
+_OK = {"status": "ok"}
+_METRICS = """\
+# HELP lookalike_requests_total Requests answered; 499: the client left.
+# TYPE lookalike_requests_total counter
+lookalike_requests_total{method="POST",route="/v1/search",status="200"} 1027.0
+# HELP lookalike_gallery_items Items in the gallery.
+# TYPE lookalike_gallery_items gauge
+lookalike_gallery_items 144.0
+# HELP lookalike_ready 1 while /readyz says that a search can be answered.
+# TYPE lookalike_ready gauge
+lookalike_ready 1.0
+"""
+
+
+def _shown(example: object) -> dict[int | str, dict[str, Any]]:
+    """A success, with its example."""
+    return {200: {"content": {"application/json": {"example": example}}}}
 
 
 @router.get(
     "/v1/status",
     summary="The gallery, the model and the limits",
-    responses=documented(*ACCESS),
+    responses={**_shown(_STATUS), **documented(*ACCESS)},
     dependencies=[MaySearch],
 )
 def status(serving: Serving) -> Status:
@@ -46,12 +88,12 @@ def _bundle(card: BundleCard) -> BundleStatus:
     return BundleStatus(**{name: getattr(card, name) for name in BundleStatus.model_fields})
 
 
-@router.get("/healthz", summary="The process is alive", responses=documented())
+@router.get("/healthz", summary="The process is alive", responses={**_shown(_OK), **documented()})
 async def healthz() -> Health:
     return Health()
 
 
-@router.get("/readyz", summary="A search can be answered", responses=documented(NOT_READY))
+@router.get("/readyz", summary="A search can be answered", responses={**_shown(_OK), **documented(NOT_READY)})
 async def readyz(serving: Serving) -> Health:
     if serving.leaving:
         raise ProblemError(NOT_READY, "The service is about to end.", "Send the request to another one.")
@@ -63,7 +105,10 @@ async def readyz(serving: Serving) -> Health:
     "/metrics",
     summary="Figures for Prometheus",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **documented(*ACCESS)},
+    responses={
+        200: {"content": {"text/plain": {"schema": {"type": "string"}, "example": _METRICS}}},
+        **documented(*ACCESS),
+    },
     dependencies=[MaySearch],
 )
 def metrics(serving: Serving) -> Response:

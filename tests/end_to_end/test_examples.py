@@ -13,9 +13,11 @@ from typing import NamedTuple
 import pytest
 
 from service import problems
+from service.app import create_app
 from service.client import Client
 from service.keys import KeyRing
 from service.schemas import SearchAnswer
+from service.settings import Settings
 from tests.support.processes import serving
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
@@ -104,6 +106,9 @@ def test_the_answers_that_are_shown_have_the_shape_of_answers() -> None:
     answer, problem = (json.loads(example.text) for example in examples() if example.language == "json")
     assert set(SearchAnswer.model_validate(answer).model_dump()) == set(answer)
     assert set(problems.Problem.model_validate(problem).model_dump()) == set(problem)
+    search = create_app(Settings(gallery="none")).openapi()["paths"]["/v1/search"]["post"]
+    described = search["responses"]["200"]["content"]["application/json"]["example"]
+    assert SearchAnswer.model_validate(described) == SearchAnswer.model_validate(answer), "one answer is shown"
 
 
 def test_every_problem_is_told_with_its_status() -> None:

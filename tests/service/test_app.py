@@ -3,8 +3,10 @@
 import asyncio
 import re
 from pathlib import Path
+from typing import Any
 
 import httpx
+import jsonschema_rs
 import pytest
 import yaml
 from fastapi import FastAPI
@@ -12,6 +14,7 @@ from pydantic import ValidationError
 
 from index.errors import LookalikeError
 from service.app import create_app
+from service.asking import Options
 from service.settings import Settings, load_settings
 from tests.service.conftest import problem, serving
 from tests.support.tiny_bundle import make_tiny_bundle
@@ -141,6 +144,62 @@ def test_the_description_shows_an_example_of_every_error(client: httpx.Client) -
                 assert content[1]["schema"] == {"$ref": "#/components/schemas/Problem"}
                 assert all(it["value"]["status"] == int(status) for it in content[1]["examples"].values())
     assert "remedy" in description["components"]["schemas"]["Problem"]["properties"]
+
+
+def test_the_description_shows_an_example_of_every_success(client: httpx.Client) -> None:
+    description = client.get("/openapi.json").json()
+    shapes = {name: _as_shown(shape) for name, shape in description["components"]["schemas"].items()}
+    checked = 0
+    for path in description["paths"].values():
+        for operation in path.values():
+            for status, response in operation["responses"].items():
+                for media_type, content in response.get("content", {}).items() if int(status) < 300 else ():
+                    if media_type.startswith("image/"):  # JSON cannot show one
+                        continue
+                    schema = {**content["schema"], "components": {"schemas": shapes}}
+                    jsonschema_rs.validate(schema, content["example"])
+                    checked += media_type == "application/json"
+    assert checked >= 18
+    metrics = description["paths"]["/metrics"]["get"]["responses"]["200"]["content"]["text/plain"]["example"]
+    told = client.get("/metrics").text.splitlines()
+    assert {line for line in metrics.splitlines() if line.startswith("#")} <= set(told)
+
+
+def _as_shown(shape: dict[str, Any]) -> dict[str, Any]:
+    """What an example of this shape must be: without keys that answers do not have. FastAPI leaves out what is null."""
+    parts = shape.get("properties", {})
+    never_null = [name for name in shape.get("required", ()) if {"type": "null"} not in parts[name].get("anyOf", ())]
+    return {**shape, "required": never_null, "additionalProperties": False} if parts else shape
+
+
+def test_the_description_shows_examples_of_bodies_that_are_understood(client: httpx.Client) -> None:
+    description = client.get("/openapi.json").json()
+    for path in description["paths"].values():
+        for operation in path.values():
+            forms = operation.get("requestBody", {}).get("content", {})
+            shown = [
+                (form["schema"], example["value"])
+                for form in forms.values()
+                for example in form.get("examples", {}).values()
+            ]
+            assert bool(shown) == bool(forms), operation["summary"]
+            for schema, example in shown:
+                jsonschema_rs.validate({**schema, "components": description["components"]}, example)
+
+
+def test_a_form_takes_every_option_that_the_description_shows(client: httpx.Client) -> None:
+    search = client.get("/openapi.json").json()["paths"]["/v1/search"]["post"]
+    form = search["requestBody"]["content"]["multipart/form-data"]
+    assert set(form["schema"]["properties"]) == {"image", *Options.model_fields}
+    fields = form["examples"]["with options"]["value"]
+    assert {"image", "cursor"} | set(fields) == set(form["schema"]["properties"])
+    fields["exclude"] = [f"mug-{number}" for number in range(form["schema"]["properties"]["exclude"]["maxItems"])]
+    photo = {"image": tiny_photo(0, 0)}
+    del fields["image"]
+    assert client.post("/v1/search", files=photo, data=fields).status_code == 200
+    first = client.post("/v1/search", files=photo, data={**fields, "top": 1, "filter": "{}"}).json()
+    going_on = client.post("/v1/search", files=photo, data={**fields, "filter": "{}", "cursor": first["cursor"]})
+    assert going_on.status_code == 200 and first["items"][0] not in going_on.json()["items"]
 
 
 def test_the_page_takes_everything_from_the_service(client: httpx.Client) -> None:
