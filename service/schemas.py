@@ -49,7 +49,7 @@ class SearchAnswer(BaseModel):
     milliseconds: Milliseconds
 
 
-class BatchBody(BaseModel):
+class BatchBody(Given):
     """Several searches in one request."""
 
     searches: list[SearchBody] = Field(min_length=1, max_length=MAX_GIVEN)

@@ -337,6 +337,11 @@ def test_a_batch_is_answered_in_its_order(client: httpx.Client) -> None:
     problem(client.post("/v1/search/batch", json={"searches": searches * 9}), 422, "request-invalid")
 
 
+def test_an_option_beside_the_searches_of_a_batch_is_a_mistake(client: httpx.Client) -> None:
+    batch = {"searches": [{"item_id": "ball-red"}], "top": 1}
+    assert "top: " in problem(client.post("/v1/search/batch", json=batch), 422, "request-invalid")["detail"]
+
+
 @pytest.mark.parametrize("path", ["/v1/search/batch", "/v1/jobs"])
 def test_a_body_is_not_looked_at_without_a_key(settings: Settings, tmp_path: Path, path: str) -> None:
     key = {"X-API-Key": KeyRing(tmp_path / "keys.json").create("shop", ["admin"])}
