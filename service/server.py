@@ -14,6 +14,7 @@ from uvicorn.supervisors import Multiprocess
 from index.errors import LookalikeError
 from service.app import create_app
 from service.backend import opened
+from service.connections import Connection
 from service.logs import configure
 from service.settings import Settings
 from service.telemetry import FOLDER_VARIABLE, Telemetry
@@ -44,6 +45,7 @@ def run(settings: Settings, *, announce: str = "") -> None:
             factory=True,
             log_config=None,
             access_log=False,
+            http=Connection,
             workers=settings.workers,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             timeout_worker_healthcheck=_HEALTHY_SECONDS,

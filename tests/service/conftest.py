@@ -1,17 +1,24 @@
 """A real service over a real bundle and gallery, behind a real socket."""
 
+import os
+import re
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 import uvicorn
 
 from service.app import create_app
+from service.connections import Connection
 from service.settings import Settings
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
@@ -46,7 +53,8 @@ def client(settings: Settings) -> Iterator[httpx.Client]:
 def serving(settings: Settings, *, root_path: str = "") -> Iterator[httpx.Client]:
     """A client of the service, which runs in a thread for as long as the context."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(settings), log_level="warning", root_path=root_path))
+    config = uvicorn.Config(create_app(settings), http=Connection, log_level="warning", root_path=root_path)
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -71,3 +79,32 @@ def problem(response: httpx.Response, status: int, kind: str) -> dict[str, Any]:
     assert body["request_id"] == response.headers["x-request-id"]
     assert body["title"] and body["detail"] and body["remedy"]
     return body
+
+
+INTERRUPTED = 130
+
+
+class Running(NamedTuple):
+    """A service in a process of its own."""
+
+    address: str
+    process: subprocess.Popen[str]
+    log: Path
+
+
+@contextmanager
+def running(settings: Settings, folder: Path, **variables: str) -> Iterator[Running]:
+    log = folder / "log"
+    command = [sys.executable, "-m", "lookalike", "serve", "--gallery", str(settings.gallery), "--port", "0"]
+    environment = {**os.environ, "LOOKALIKE_THREADS": "1", **variables}
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+    assert process.stdout
+    try:
+        found = re.search(r"http://\S+", process.stdout.readline())
+        assert found, log.read_text()
+        yield Running(found[0], process, log)
+    finally:
+        process.terminate()
+        assert process.wait(30) in (0, -signal.SIGTERM, INTERRUPTED), log.read_text()
+        process.stdout.close()

@@ -4,8 +4,6 @@ import json
 import logging
 import os
 import re
-import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, get_args
 
 import httpx
 import pytest
@@ -24,11 +22,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
 
 from index.jobs import JOBS_FILE, State, opened_jobs
+from service import walking
 from service.keys import KeyRing
 from service.logs import JsonFormatter, TextFormatter
 from service.settings import Settings
 from service.telemetry import memory_limit
-from tests.service.conftest import problem, serving
+from tests.service.conftest import problem, running, serving
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
 
@@ -145,20 +144,31 @@ def test_what_clients_make_up_becomes_no_label(fresh: httpx.Client) -> None:
     }
 
 
-def test_refused_requests_are_counted_by_their_reason(settings: Settings, tmp_path: Path) -> None:
+def test_refused_requests_are_counted_by_their_reason(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = KeyRing(tmp_path / "keys.json").create("shop", ["search"])
     small = {"keys": tmp_path / "keys.json", "max_requests": 1, "rate": 0.1, "burst": 2}
-    with serving(settings.model_copy(update=small)) as client:
+    may_go_on, decode = threading.Event(), walking._pixels
+
+    def decode_late(*given: Any) -> Any:
+        assert may_go_on.wait(60)
+        return decode(*given)
+
+    monkeypatch.setattr(walking, "_pixels", decode_late)
+    with serving(settings.model_copy(update=small)) as client, ThreadPoolExecutor(1) as pool:
         problem(client.get("/metrics"), 401, "key-missing")
         client.headers["X-API-Key"] = key
-        head = f"POST /v1/search HTTP/1.1\r\nHost: x\r\nX-API-Key: {key}\r\nContent-Type: image/jpeg\r\n"
-        with socket.create_connection((client.base_url.host, client.base_url.port or 80)) as slow:
-            slow.sendall(f"{head}Content-Length: 9000\r\n\r\n".encode())
+        try:
+            first = pool.submit(client.post, "/v1/search", files=PHOTO)
             while figures_of(tmp_path, client)["lookalike_working_requests"] < 1:
                 time.sleep(0.01)
             overloaded = client.post("/v1/search", files=PHOTO)
-            assert int(overloaded.headers["Retry-After"]) >= 1
-            problem(overloaded, 503, "overloaded")
+        finally:
+            may_go_on.set()
+        assert int(overloaded.headers["Retry-After"]) >= 1
+        problem(overloaded, 503, "overloaded")
+        assert first.result().status_code == 200
         problem(client.post("/v1/search", files=PHOTO), 429, "too-many-requests")
         told = figures_of(tmp_path, client)
         assert told["lookalike_refused_total{reason=requests}"] == told["lookalike_refused_total{reason=rate}"] == 1
@@ -176,32 +186,6 @@ def test_a_line_of_the_log_cannot_be_forged(caplog: pytest.LogCaptureFixture) ->
     assert "\n" not in line and "\x1b" not in line and r"a\nERROR b\x1b[31m" in line
     assert json.loads(JsonFormatter().format(record))["message"].startswith("asked for a\n")
     assert len(JsonFormatter().format(record).splitlines()) == 1
-
-
-class Running(NamedTuple):
-    """A service in a process of its own."""
-
-    address: str
-    process: subprocess.Popen[str]
-    log: Path
-
-
-@contextmanager
-def running(settings: Settings, folder: Path, **variables: str) -> Iterator[Running]:
-    log = folder / "log"
-    command = [sys.executable, "-m", "lookalike", "serve", "--gallery", str(settings.gallery), "--port", "0"]
-    environment = {**os.environ, "LOOKALIKE_THREADS": "1", **variables}
-    with log.open("w") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
-    assert process.stdout
-    try:
-        found = re.search(r"http://\S+", process.stdout.readline())
-        assert found, log.read_text()
-        yield Running(found[0], process, log)
-    finally:
-        process.terminate()
-        assert process.wait(30) in (0, -signal.SIGTERM), log.read_text()
-        process.stdout.close()
 
 
 def test_every_line_is_json_and_every_request_has_one(settings: Settings, tmp_path: Path) -> None:
@@ -257,54 +241,6 @@ def test_processes_are_told_as_one_service(settings: Settings, tmp_path: Path) -
             assert told["lookalike_requests_total{method=POST,route=/v1/search,status=200}"] == sent
         assert told["lookalike_stage_seconds_count{stage=search}"] == sent
         assert (told["lookalike_gallery_items"], told["lookalike_working_requests"]) == (8, 0)
-
-
-def test_told_to_end_it_sends_clients_elsewhere_and_breaks_off_nothing(settings: Settings, tmp_path: Path) -> None:
-    with running(settings, tmp_path, LOOKALIKE_DRAIN_SECONDS="2") as service:
-        begun = threading.Semaphore(0)
-
-        def ask_until_sent_away() -> tuple[int, bool]:
-            answered = 0
-            with httpx.Client(base_url=service.address, timeout=60) as client:
-                while True:
-                    response = client.post("/v1/search?top=1", files=PHOTO)
-                    assert response.json()["items"][0]["id"] == "ball-blue"
-                    answered += 1
-                    begun.release()
-                    if response.headers.get("connection") == "close":
-                        return answered, True
-
-        with ThreadPoolExecutor(6) as pool:
-            clients = [pool.submit(ask_until_sent_away) for _ in range(6)]
-            for _ in range(30):
-                begun.acquire()
-            assert httpx.get(f"{service.address}/readyz").status_code == 200
-            service.process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + 2
-            while (ready := httpx.get(f"{service.address}/readyz")).status_code == 200:
-                assert time.monotonic() < deadline
-            assert problem(ready, 503, "not-ready")["detail"] == "The service is about to end."
-            assert all(answered and sent_away for answered, sent_away in (client.result() for client in clients))
-        assert service.process.wait(30) in (0, -signal.SIGTERM)
-    assert "500" not in re.findall(r"/v1/search (\d+) in", service.log.read_text())
-
-
-def test_with_several_processes_too_the_port_closes_before_the_last_answer(settings: Settings, tmp_path: Path) -> None:
-    photo = PHOTO["image"]
-    head = "POST /v1/search HTTP/1.1", "Host: localhost", "Content-Type: image/jpeg", f"Content-Length: {len(photo)}"
-    with running(settings, tmp_path, LOOKALIKE_WORKERS="2", LOOKALIKE_DRAIN_SECONDS="0") as service:
-        place = httpx.URL(service.address)
-        with socket.create_connection((place.host, place.port or 80), timeout=60) as slow:
-            slow.sendall("\r\n".join((*head, "\r\n")).encode())
-            while figures(httpx.get(f"{service.address}/metrics", timeout=60).text)["lookalike_working_requests"] < 1:
-                time.sleep(0.01)
-            service.process.send_signal(signal.SIGTERM)
-            with pytest.raises(ConnectionRefusedError):
-                while True:
-                    socket.create_connection((place.host, place.port or 80)).close()
-                    time.sleep(0.05)
-            slow.sendall(photo)
-            assert slow.recv(12) == b"HTTP/1.1 200"
 
 
 @contextmanager
