@@ -3,10 +3,10 @@
 import base64
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, Required, TypedDict, TypeVar
 from urllib.parse import quote
 
 import httpx
@@ -18,7 +18,7 @@ from index.jobs import JobRecord
 from service.asking import Include
 from service.item_schemas import FacetsAnswer, ItemAnswer, ItemsAnswer
 from service.problems import Problem
-from service.schemas import SearchAnswer, Status
+from service.schemas import BatchAnswer, JobsAnswer, JobStatus, SearchAnswer, Status
 
 Answer = TypeVar("Answer")
 Shape = TypeVar("Shape", bound=BaseModel)
@@ -27,10 +27,12 @@ Photo = bytes | Path | str
 
 _AGAIN = {429, 503}
 FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 60.0
+LONGEST_SILENCE = 45.0
+"""Seconds after which a stream of events counts as broken: the service says something every 15."""
 
 
 class ServiceError(LookalikeError):
-    """The service refused or failed; `document` is what it said."""
+    """The service refused or failed, or something else answered in its place; `document` is what was said."""
 
     kind = "service"
 
@@ -64,6 +66,18 @@ class SearchOptions(TypedDict, total=False):
     exclude: Sequence[str]
     cursor: str | None
     include: Sequence[Include]
+
+
+class PhotoSearch(SearchOptions):
+    """A search for what looks like a photo."""
+
+    photo: Required[Photo]
+
+
+class ItemSearch(SearchOptions):
+    """A search for what looks like an item of the gallery."""
+
+    item_id: Required[str]
 
 
 class ItemValues(TypedDict, total=False):
@@ -111,24 +125,22 @@ def _shape(shape: type[Shape]) -> Callable[[httpx.Response], Shape]:
 
 
 def _nothing(response: httpx.Response) -> None:
-    return None
+    if response.status_code != httpx.codes.NO_CONTENT:  # a page of a proxy must not pass for something done
+        raise ValueError("the service would have answered 204")
 
 
-def _record(told: dict[str, Any]) -> JobRecord:
-    # Rate and time left are told too; the record works them out itself.
-    return JobRecord.model_validate({name: told[name] for name in JobRecord.model_fields if name in told})
-
-
-def _job(response: httpx.Response) -> JobRecord:
-    return _record(response.json())
-
-
-def photo_fields(photo: Photo) -> dict[str, str]:
+def _photo_fields(photo: Photo) -> dict[str, str]:
     """A photo as a body holds it."""
     if isinstance(photo, str):
         return {"image_url": photo}
     data = photo.read_bytes() if isinstance(photo, Path) else photo
     return {"image": base64.b64encode(data).decode()}
+
+
+def _search_fields(search: PhotoSearch | ItemSearch) -> dict[str, Any]:
+    """A search as a body holds it."""
+    fields: dict[str, Any] = {name: value for name, value in search.items() if value is not None}
+    return {**_photo_fields(fields.pop("photo")), **fields} if "photo" in fields else fields
 
 
 def _item_path(item_id: str, image_id: str | None = None) -> str:
@@ -154,9 +166,13 @@ class Calls:
     """Every operation of the API as a request to send."""
 
     @staticmethod
-    def search(query: dict[str, str], options: SearchOptions) -> Call[SearchAnswer]:
-        body = {**query, **{name: value for name, value in options.items() if value is not None}}
-        return Call("POST", "/v1/search", _shape(SearchAnswer), body=body)
+    def search(search: PhotoSearch | ItemSearch) -> Call[SearchAnswer]:
+        return Call("POST", "/v1/search", _shape(SearchAnswer), body=_search_fields(search))
+
+    @staticmethod
+    def search_batch(searches: Iterable[PhotoSearch | ItemSearch]) -> Call[list[SearchAnswer]]:
+        body = {"searches": [_search_fields(search) for search in searches]}
+        return Call("POST", "/v1/search/batch", lambda told: _shape(BatchAnswer)(told).answers, body=body)
 
     @staticmethod
     def status() -> Call[Status]:
@@ -172,7 +188,7 @@ class Calls:
     ) -> Call[ItemAnswer]:
         body: dict[str, Any] = {**values}
         if images is not None:
-            body["images"] = [{"id": image_id, **photo_fields(photo)} for image_id, photo in images.items()]
+            body["images"] = [{"id": image_id, **_photo_fields(photo)} for image_id, photo in images.items()]
         return Call("PUT", _item_path(item_id), _shape(ItemAnswer), body=body, **_conditions(version, new))
 
     @staticmethod
@@ -186,7 +202,7 @@ class Calls:
     @staticmethod
     def put_image(item_id: str, image_id: str, photo: Photo, version: int | None) -> Call[ItemAnswer]:
         path = _item_path(item_id, image_id)
-        return Call("PUT", path, _shape(ItemAnswer), body=photo_fields(photo), **_conditions(version))
+        return Call("PUT", path, _shape(ItemAnswer), body=_photo_fields(photo), **_conditions(version))
 
     @staticmethod
     def delete_image(item_id: str, image_id: str, version: int | None) -> Call[None]:
@@ -208,26 +224,27 @@ class Calls:
     @staticmethod
     def start_job(source: str, settings: dict[str, Any]) -> Call[JobRecord]:
         body = {"source": source, **settings}
-        return Call("POST", "/v1/jobs", _job, body=body, repeatable=False)
+        return Call("POST", "/v1/jobs", _shape(JobStatus), body=body, repeatable=False)
 
     @staticmethod
     def jobs() -> Call[list[JobRecord]]:
-        return Call("GET", "/v1/jobs", lambda told: [_record(job) for job in told.json()["jobs"]])
+        return Call("GET", "/v1/jobs", lambda told: [*_shape(JobsAnswer)(told).jobs])
 
     @staticmethod
     def job(job_id: int) -> Call[JobRecord]:
-        return Call("GET", f"/v1/jobs/{job_id}", _job)
+        return Call("GET", f"/v1/jobs/{job_id}", _shape(JobStatus))
 
     @staticmethod
     def cancel_job(job_id: int) -> Call[JobRecord]:
-        return Call("DELETE", f"/v1/jobs/{job_id}", _job)
+        return Call("DELETE", f"/v1/jobs/{job_id}", _shape(JobStatus))
 
 
 class Connection:
     """What both clients share: where the service is, and when to try again."""
 
-    def __init__(self, address: str, key: str | None, retries: int) -> None:
+    def __init__(self, address: str, key: str | None, retries: int, timeout: float) -> None:
         self._address = address
+        self._timeout = timeout
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._retries = retries
 
@@ -249,6 +266,11 @@ class Connection:
         what = str(error) or type(error).__name__
         return ServiceUnreachable(f"{self._address} did not answer: {what}.", "Is the service running there?")
 
+    def _events(self, job_id: int) -> dict[str, Any]:
+        """Where a job is watched, as httpx takes it."""
+        timeout = httpx.Timeout(self._timeout, read=LONGEST_SILENCE)
+        return {"method": "GET", "url": f"/v1/jobs/{job_id}/events", "timeout": timeout}
+
     def _backoff(self, attempt: int) -> float:
         # Spread out, so that those who were refused together do not come again together.
         return FIRST_PAUSE * 2.0**attempt * random.uniform(1, 1.5)
@@ -258,29 +280,48 @@ def read(call: Call[Answer], response: httpx.Response) -> Answer:
     """What the service answered, or the error that it told."""
     if not response.is_success:
         raise ServiceError(_problem(response))
-    return call.read(response)
+    try:
+        return call.read(response)
+    except ValueError as error:
+        media_type = response.headers.get("Content-Type", "no type").partition(";")[0]
+        told = f" with {media_type}, which the service would not have answered ({_fault(error)})"
+        raise ServiceError(_foreign(response, told)) from error
 
 
 def _problem(response: httpx.Response) -> Problem:
     try:
         return Problem.model_validate_json(response.content)
-    except ValidationError:  # of something between us and the service
-        status, reason = response.status_code, response.reason_phrase
-        return Problem(
-            type="about:blank",
-            title=reason,
-            status=status,
-            detail=f"The address answered {status} {reason}.",
-            remedy="Check that it is that of the service.",
-            request_id=response.headers.get("X-Request-Id", ""),
-        )
+    except ValidationError:
+        return _foreign(response)
 
 
-def events(job_id: int) -> tuple[str, str]:
-    """Where a job is watched."""
-    return "GET", f"/v1/jobs/{job_id}/events"
+def _foreign(response: httpx.Response, told: str = "") -> Problem:
+    """The problem of an answer by something between us and the service, or in its place."""
+    status, reason = response.status_code, response.reason_phrase
+    return Problem(
+        type="about:blank",
+        title=reason,
+        status=status,
+        detail=f"The address answered {status} {reason}{told}.",
+        remedy="Check that it is that of the service, and what stands between.",
+        request_id=response.headers.get("X-Request-Id", ""),
+    )
+
+
+def _fault(error: ValueError) -> str:
+    """The first mistake of an answer."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_input=False, include_url=False)[0]
+    return ": ".join(part for part in (".".join(map(str, first["loc"])), first["msg"]) if part)
 
 
 def told_in(line: str) -> JobRecord | None:
     """The job in a line of an event stream, if it holds one."""
-    return _record(json.loads(line.removeprefix("data:"))) if line.startswith("data:") else None
+    if not line.startswith("data:"):
+        return None
+    try:
+        return JobStatus.model_validate_json(line.removeprefix("data:"))
+    except ValidationError as error:
+        # The connection ended within the line, or the stream is not the service's: asking for the job tells which.
+        raise httpx.RemoteProtocolError("a line of the stream cannot be read") from error

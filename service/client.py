@@ -4,7 +4,7 @@
 """
 
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -19,20 +19,20 @@ from service.calls import (
     Calls,
     Connection,
     ItemChanges,
+    ItemSearch,
     ItemValues,
     Photo,
+    PhotoSearch,
     SearchOptions,
     ServiceError,
     ServiceUnreachable,
-    events,
-    photo_fields,
     read,
     told_in,
 )
 from service.item_schemas import FacetsAnswer, ItemAnswer
 from service.schemas import Match, SearchAnswer, Status
 
-__all__ = ["AsyncClient", "Client", "Photo", "ServiceError", "ServiceUnreachable"]
+__all__ = ["AsyncClient", "Client", "ItemSearch", "Photo", "PhotoSearch", "ServiceError", "ServiceUnreachable"]
 
 Answer = TypeVar("Answer")
 
@@ -45,7 +45,7 @@ class Client(Connection):
     """
 
     def __init__(self, address: str, *, key: str | None = None, retries: int = 4, timeout: float = 30) -> None:
-        super().__init__(address, key, retries)
+        super().__init__(address, key, retries, timeout)
         self._http = httpx.Client(base_url=address, headers=self._headers, timeout=timeout)
 
     def __enter__(self) -> Self:
@@ -75,11 +75,15 @@ class Client(Connection):
 
     def search(self, photo: Photo, **options: Unpack[SearchOptions]) -> SearchAnswer:
         """The items that look like a photo."""
-        return self._send(Calls.search(photo_fields(photo), options))
+        return self._send(Calls.search({"photo": photo, **options}))
 
     def search_item(self, item_id: str, **options: Unpack[SearchOptions]) -> SearchAnswer:
         """The items that look like one of the gallery."""
-        return self._send(Calls.search({"item_id": item_id}, options))
+        return self._send(Calls.search({"item_id": item_id, **options}))
+
+    def search_batch(self, searches: Iterable[PhotoSearch | ItemSearch]) -> list[SearchAnswer]:
+        """The answers to several searches in their order; the first that fails fails all."""
+        return self._send(Calls.search_batch(searches))
 
     def search_all(self, photo: Photo, **options: Unpack[SearchOptions]) -> Iterator[Match]:
         """All items by falling likeness, asked for in pages of `top` as they are needed."""
@@ -161,7 +165,7 @@ class Client(Connection):
         record = self.job(job_id)
         yield record
         while record.state == "running":
-            with suppress(httpx.TransportError), self._http.stream(*events(job_id), timeout=None) as response:
+            with suppress(httpx.TransportError), self._http.stream(**self._events(job_id)) as response:
                 for line in response.iter_lines() if response.is_success else ():
                     if told := told_in(line):
                         record = told
@@ -176,7 +180,7 @@ class AsyncClient(Connection):
     """The same for coroutines."""
 
     def __init__(self, address: str, *, key: str | None = None, retries: int = 4, timeout: float = 30) -> None:
-        super().__init__(address, key, retries)
+        super().__init__(address, key, retries, timeout)
         self._http = httpx.AsyncClient(base_url=address, headers=self._headers, timeout=timeout)
 
     async def __aenter__(self) -> Self:
@@ -206,11 +210,15 @@ class AsyncClient(Connection):
 
     async def search(self, photo: Photo, **options: Unpack[SearchOptions]) -> SearchAnswer:
         """The items that look like a photo."""
-        return await self._send(Calls.search(photo_fields(photo), options))
+        return await self._send(Calls.search({"photo": photo, **options}))
 
     async def search_item(self, item_id: str, **options: Unpack[SearchOptions]) -> SearchAnswer:
         """The items that look like one of the gallery."""
-        return await self._send(Calls.search({"item_id": item_id}, options))
+        return await self._send(Calls.search({"item_id": item_id, **options}))
+
+    async def search_batch(self, searches: Iterable[PhotoSearch | ItemSearch]) -> list[SearchAnswer]:
+        """The answers to several searches in their order; the first that fails fails all."""
+        return await self._send(Calls.search_batch(searches))
 
     async def search_all(self, photo: Photo, **options: Unpack[SearchOptions]) -> AsyncIterator[Match]:
         """All items by falling likeness, asked for in pages of `top` as they are needed."""
@@ -297,7 +305,7 @@ class AsyncClient(Connection):
         yield record
         while record.state == "running":
             with suppress(httpx.TransportError):
-                async with self._http.stream(*events(job_id), timeout=None) as response:
+                async with self._http.stream(**self._events(job_id)) as response:
                     if response.is_success:
                         async for line in response.aiter_lines():
                             if told := told_in(line):

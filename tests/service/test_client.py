@@ -2,13 +2,22 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from service.client import AsyncClient, Client, ServiceError, ServiceUnreachable
+from index.jobs import State
+from service import calls
+from service.client import AsyncClient, Client, PhotoSearch, ServiceError, ServiceUnreachable
 from service.keys import KeyRing
+from service.routes import jobs
+from service.schemas import JobStatus
 from service.settings import Settings
 from tests.service.conftest import serving
 from tests.support.tiny_bundle import make_tiny_bundle
@@ -76,6 +85,23 @@ def test_more_like_an_item(client: Client) -> None:
     assert client.status().gallery.images >= 16
 
 
+def test_a_batch_takes_photos_and_items_each_with_its_options(client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "photo.jpg"
+    file.write_bytes(tiny_photo(2, 5))
+    wanted: PhotoSearch = {"photo": tiny_photo(3, 2), "filter": {"price": {"gte": 5}}, "exclude": ["ball-yellow"]}
+    answers = client.search_batch([{"photo": file, "top": 1}, wanted, {"item_id": "ball-red", "cursor": None}])
+    alone = [
+        client.search(file, top=1),
+        client.search(tiny_photo(3, 2), filter={"price": {"gte": 5}}, exclude=["ball-yellow"]),
+        client.search_item("ball-red"),
+    ]
+    assert [answer.items for answer in answers] == [answer.items for answer in alone]
+    assert answers[0].items[0].id == "ball-blue"
+    with pytest.raises(ServiceError) as told:
+        client.search_batch([{"item_id": "ball-red"}, {"item_id": "none"}])
+    assert told.value.type == "item-missing"
+
+
 def test_an_item_is_written_found_changed_and_removed(client: Client) -> None:
     name = "mug/ü 1"
     stored = client.put_item(
@@ -134,6 +160,8 @@ async def test_the_asynchronous_one_says_the_same(shop: str) -> None:
             assert (await client.search(tiny_photo(0, 0))).items == other.search(tiny_photo(0, 0)).items
             assert (await client.search_item("ball-red")).items == other.search_item("ball-red").items
             assert await client.facets() == other.facets()
+            batch = await client.search_batch([{"photo": tiny_photo(0, 0)}, {"item_id": "ball-red", "top": 2}])
+            assert batch[0].items == other.search(tiny_photo(0, 0)).items and len(batch[1].items) == 2
         assert len([item async for item in client.search_all(tiny_photo(0, 0), top=3)]) == 8
         assert len([item async for item in client.scan(count=5)]) == 8
         stored = await client.put_item("mug-2", title="A mug", images={"front": tiny_photo(1, 7)})
@@ -169,6 +197,149 @@ def test_a_key_that_is_told_to_come_again_comes_again(settings: Settings, tmp_pa
 def test_an_address_where_nothing_answers_is_told() -> None:
     with Client("http://127.0.0.1:1", retries=1) as client, pytest.raises(ServiceUnreachable, match=r"127\.0\.0\.1:1"):
         client.status()
+
+
+@contextmanager
+def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """The address of a server that is not ours, and answers every request so."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))  # what is left unread resets the connection
+            answer(self)
+
+        do_POST = do_PUT = do_DELETE = do_GET
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def send(handler: BaseHTTPRequestHandler, media_type: str, body: bytes) -> None:
+    """Answers 200; the body goes on until the connection is closed."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", media_type)
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+@pytest.mark.parametrize(
+    ("media_type", "body", "told"),
+    [
+        ("text/html; charset=utf-8", b"<h1>Please log in</h1>", "text/html, which"),
+        ("application/json", b'{"ok": true}', "application/json, which"),
+        ("application/json", b"[1, 2]", "application/json, which"),
+        ("application/json", b'{"half', "Invalid JSON"),
+        ("application/octet-stream", b"\xff\xfe", "Invalid JSON"),
+        ("text/plain", b"", "text/plain, which"),
+    ],
+)
+def test_what_something_else_answers_in_its_place_is_told(media_type: str, body: bytes, told: str) -> None:
+    with answering(lambda handler: send(handler, media_type, body)) as address, Client(address) as client:
+        asked: list[Callable[[], object]] = [
+            client.status,
+            client.jobs,
+            lambda: client.job(7),
+            lambda: client.search(b""),
+            lambda: client.search_batch([{"item_id": "mug-1"}]),
+            lambda: client.put_item("mug-1"),
+            lambda: list(client.scan()),
+            lambda: list(client.follow_job(7)),
+        ]
+        for ask in asked:
+            with pytest.raises(ServiceError, match=told) as error:
+                ask()
+            assert (error.value.status, error.value.type) == (200, "about:blank")
+            assert "200 OK" in str(error.value) and "Check that it is that of the service" in str(error.value)
+        with pytest.raises(ServiceError, match="would have answered 204"):  # nothing was removed
+            client.delete_item("mug-1")
+
+
+@pytest.mark.anyio
+async def test_the_asynchronous_one_tells_it_too() -> None:
+    with answering(lambda handler: send(handler, "text/html", b"<h1>Please log in</h1>")) as address:
+        async with AsyncClient(address) as client:
+            with pytest.raises(ServiceError, match="text/html"):
+                await client.status()
+
+
+def job(state: State) -> bytes:
+    record = JobStatus(id=7, source="catalogue", bundle_id="0" * 16, state=state, started=1.0, updated=2.0)
+    return record.model_dump_json().encode()
+
+
+class Watched:
+    """A job that is done once its events were asked for; `goes_on` writes those after the first."""
+
+    def __init__(self, goes_on: Callable[[BaseHTTPRequestHandler], object]) -> None:
+        self._goes_on = goes_on
+        self._state: State = "running"
+        self.asked: list[str] = []
+
+    def __call__(self, handler: BaseHTTPRequestHandler) -> None:
+        self.asked.append(handler.path.removeprefix("/v1/jobs/7"))
+        if self.asked[-1] != "/events":
+            send(handler, "application/json", job(self._state))
+            return
+        self._state = "done"
+        send(handler, "text/event-stream", b"event: progress\ndata: " + job("running") + b"\n\n")
+        self._goes_on(handler)
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    """A job whose events cease while the connection stays, for a client that waits less long than ours do."""
+    assert calls.LONGEST_SILENCE >= 3 * jobs._HEARTBEAT
+    monkeypatch.setattr(calls, "LONGEST_SILENCE", 0.5)
+    over = threading.Event()
+    yield Watched(lambda handler: over.wait(20))
+    over.set()
+
+
+def test_events_that_cease_are_asked_for_again(silent: Watched) -> None:
+    begun = time.monotonic()
+    with answering(silent) as address, Client(address) as client:
+        assert [record.state for record in client.follow_job(7)] == ["running", "running", "done"]
+    assert silent.asked == ["", "/events", ""] and time.monotonic() - begun < 10
+
+
+@pytest.mark.anyio
+async def test_events_that_cease_are_asked_for_again_by_the_asynchronous_one(silent: Watched) -> None:
+    begun = time.monotonic()
+    with answering(silent) as address:
+        async with AsyncClient(address) as client:
+            assert [record.state async for record in client.follow_job(7)] == ["running", "running", "done"]
+    assert silent.asked == ["", "/events", ""] and time.monotonic() - begun < 10
+
+
+def test_a_sign_of_life_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "LONGEST_SILENCE", 1.0)
+
+    def slowly(handler: BaseHTTPRequestHandler) -> None:
+        for _ in range(7):
+            time.sleep(0.2)
+            handler.wfile.write(b": nothing new\n\n")
+        handler.wfile.write(b"event: ended\ndata: " + job("done") + b"\n\n")
+
+    watched = Watched(slowly)
+    with answering(watched) as address, Client(address) as client:
+        assert [record.state for record in client.follow_job(7)] == ["running", "running", "done"]
+    assert watched.asked == ["", "/events"]
+
+
+def test_an_event_that_is_cut_off_is_none() -> None:
+    watched = Watched(lambda handler: handler.wfile.write(b'event: progress\ndata: {"id": 7, "sou'))
+    with answering(watched) as address, Client(address) as client:
+        assert [record.state for record in client.follow_job(7)] == ["running", "running", "done"]
+    assert watched.asked == ["", "/events", ""]
 
 
 def test_importing_it_loads_no_engine() -> None:
