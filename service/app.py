@@ -24,6 +24,9 @@ from service.tracing import Tracing
 
 WEB = Path(str(files("service").joinpath("web")))
 
+_MOST_HELD = 512 * 1024 * 1024
+"""Bytes of the bodies that all processes hold at once."""
+
 
 class _State(TypedDict):
     backend: Backend
@@ -68,7 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(
         BodyLimit,
         max_bytes=settings.max_body_bytes,
-        max_held=settings.max_requests * settings.max_body_bytes,
+        max_held=max(_MOST_HELD // settings.workers, 2 * settings.max_body_bytes),
         telemetry=telemetry,
     )
     if settings.cors_origins:

@@ -18,6 +18,8 @@ DEFAULT_TOP = 12
 MAX_GIVEN = 256
 """Searches or photos of a request at most, whatever the settings allow."""
 _MOST_KEYS = 32
+_MOST_COMMAS = 100_000
+"""Of a JSON body: photos in base64 have none, and 16 searches that each leave out 1,000 items have 16,000."""
 Shape = TypeVar("Shape", bound=BaseModel)
 Include = Literal["attributes", "vectors"]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -120,7 +122,9 @@ async def _from_form(request: Request, address: dict[str, Any]) -> Asked:
         if not isinstance(image, UploadFile):
             raise ProblemError(PHOTO_MISSING, PHOTO_MISSING.detail)
         fields = {name: form.getlist(name) for name in form if name != "image"}
-        texts = {name: [value for value in values if isinstance(value, str)] for name, values in fields.items()}
+        texts = {
+            name: [whole_text(value) for value in values if isinstance(value, str)] for name, values in fields.items()
+        }
         return Asked(options=_options({**_decoded(texts), **address}), photo=await image.read())
 
 
@@ -131,12 +135,31 @@ async def read_json(request: Request, shape: type[Shape]) -> Shape:
         told = f"The request's type is {media_type}." if media_type else "The request has no Content-Type."
         raise ProblemError(INVALID, told, "Send JSON as application/json.")
     try:
-        return shape.model_validate_json(await request.body())
+        return shape.model_validate_json(few_values(await request.body()))
     except ValidationError as error:
         raise invalid(error) from None
 
 
+def few_values(body: bytes) -> bytes:
+    """A JSON body with as many values as a request may have: more are refused before a tree is made of them."""
+    if (commas := body.count(b",")) > _MOST_COMMAS:
+        raise ProblemError(
+            INVALID, f"The body has some {commas:,} values; at most {_MOST_COMMAS:,} are read.", "Send fewer."
+        )
+    return body
+
+
+def whole_text(text: str) -> str:
+    """A text of a form, whose sender may choose an encoding that makes halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ProblemError(INVALID, f"{text[:80]!r} is no text.", "Send the form in UTF-8.") from None
+    return text
+
+
 def _from_json(body: bytes, address: dict[str, Any]) -> Asked:
+    few_values(body)
     try:
         document = from_json(body)  # which, unlike Python's own, refuses halves of characters
     except ValueError as error:

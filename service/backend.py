@@ -2,12 +2,13 @@
 
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, TypeVar, cast
 
+import anyio.to_thread
 from anyio import CapacityLimiter
 from fastapi import Depends, Request
 
@@ -22,6 +23,8 @@ from service.settings import Settings, SettingsError
 from service.telemetry import Telemetry
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 PHOTO_TYPES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png", ".webp": "image/webp"}
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -51,6 +54,9 @@ class Backend:
     decoders: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(max(2, usable_cores())))
     """Bounds the photos in memory: each one decoded may weigh 150 MB."""
     searchers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(max(4, 2 * usable_cores())))
+    listers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(1))
+    """Apart from those: a list of a thousand items takes as long as many searches, which must not wait behind it."""
+    listing: int = 0
     working: int = 0
     leaving: bool = False
     """Told to end: answers go on, but clients should turn elsewhere."""
@@ -68,6 +74,17 @@ class Backend:
         if self.working >= self.settings.max_requests:
             self.telemetry.refused("requests")
             raise Busy(self.working, 1.0)
+
+    async def listed(self, work: Callable[[], Answer]) -> Answer:
+        """Makes a long list in a thread, one after the other; refused when too many wait."""
+        if self.listing > self.settings.max_waiting:
+            self.telemetry.refused("requests")
+            raise Busy(self.listing, 1.0)
+        self.listing += 1
+        try:
+            return await anyio.to_thread.run_sync(work, limiter=self.listers)
+        finally:
+            self.listing -= 1
 
     @contextmanager
     def permit(self) -> Iterator[None]:

@@ -91,7 +91,7 @@ class Fetcher:
         max_redirects: int = 3,
         allow_http: bool = False,
     ) -> None:
-        self._allowed = [_Pattern.parse(it) for it in allowed]
+        self._allowed = [Pattern.parse(it) for it in allowed]
         self._schemes = ("https", "http") if allow_http else ("https",)
         self._max_bytes = max_bytes
         self._timeout = timeout
@@ -210,14 +210,14 @@ class Fetcher:
         return FetchError("too_large", f"The photo has more than {self._max_bytes:,} bytes.", "Use a smaller photo.")
 
 
-class _Pattern(NamedTuple):
-    """A host of the allow-list; a leading dot stands for every name that ends so, nothing for any host."""
+class Pattern(NamedTuple):
+    """Hosts of the allow-list; a leading dot stands for every name that ends so, nothing for any host."""
 
     host: str
     port: int | None
 
     @classmethod
-    def parse(cls, text: str) -> "_Pattern":
+    def parse(cls, text: str) -> "Pattern":
         wild, name, port = found.groups() if (found := _PATTERN.fullmatch(text)) else ("", "", None)
         try:
             host = httpx.URL(f"https://{name}").raw_host.decode("ascii")

@@ -8,7 +8,7 @@ from starlette.datastructures import FormData, UploadFile
 
 from index.columns import Facet
 from index.items import MAX_ATTRIBUTES, Attribute, AttributeName, Item, StoredItem
-from service.asking import MAX_GIVEN, Given, Shape, from_base64, invalid
+from service.asking import MAX_GIVEN, Given, Shape, few_values, from_base64, invalid, whole_text
 from service.problems import INVALID, UNSUPPORTED_BODY, ProblemError
 
 MAX_ID_LENGTH = 512
@@ -160,14 +160,14 @@ async def _from_form(form: FormData) -> tuple[ItemBody, list[tuple[str, Photo]]]
     text = form.get("item")
     if text is None:
         raise ProblemError(INVALID, "The form has no field `item`.", "Add it, with the item as JSON; {} is one.")
-    body = _parsed(ItemBody, await text.read() if isinstance(text, UploadFile) else text)
+    body = _parsed(ItemBody, await text.read() if isinstance(text, UploadFile) else whole_text(text).encode())
     photos = [(image.id, image.photo()) for image in body.images or ()]
     for file in form.getlist("image"):
         name = file.filename if isinstance(file, UploadFile) else None
         if not name or len(name) > MAX_ID_LENGTH or not isinstance(file, UploadFile):
             told = f"A file `image` of the form has the name {(name or '')[:80]!r}."
             raise ProblemError(INVALID, told, f"Name it by the image's id, of 1 to {MAX_ID_LENGTH} characters.")
-        photos.append((name, Photo(await file.read())))
+        photos.append((whole_text(name), Photo(await file.read())))
     return body, photos
 
 
@@ -198,10 +198,10 @@ def _unsupported(media_type: str, remedy: str) -> ProblemError:
     return ProblemError(UNSUPPORTED_BODY, told, remedy)
 
 
-def _parsed(shape: type[Shape], text: str | bytes) -> Shape:
+def _parsed(shape: type[Shape], text: bytes) -> Shape:
     try:
         # Unlike Python's own parser it refuses halves of characters, which could not be stored.
-        return shape.model_validate_json(text)
+        return shape.model_validate_json(few_values(text))
     except ValidationError as error:
         raise invalid(error) from None
 

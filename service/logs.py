@@ -73,5 +73,6 @@ def configure(settings: Settings) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level="WARNING", force=True)
+    logging.captureWarnings(True)  # which would be lines of another format
     for name in ("service", "index", "uvicorn"):
         logging.getLogger(name).setLevel(settings.log_level.upper())

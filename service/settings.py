@@ -1,17 +1,56 @@
 """What an operator may set: `LOOKALIKE_...` variables and one file, checked before anything is opened."""
 
+import json
 import os
+import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import DirectoryPath, Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic import AfterValidator, BeforeValidator, DirectoryPath, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from index.errors import LookalikeError
 from index.images import DEFAULT_LIMITS, ImageLimits
+from service.fetching import Pattern
 
 PREFIX = "LOOKALIKE_"
 FILE_VARIABLE = f"{PREFIX}CONFIG"
+_ORIGIN = re.compile(r"\*|https?://[^/\s]+")
+
+
+def _from_variable(given: Any) -> Any:
+    """A variable holds JSON. One that does not is a mistake like any other, told beside them."""
+    if not isinstance(given, str):
+        return given
+    try:
+        return json.loads(given)
+    except json.JSONDecodeError:
+        told = 'write JSON, such as ["one", "two"] for a list or {"name": "address"} for names'
+        raise ValueError(f"{given[:80]!r} is not JSON: {told}") from None
+
+
+def _host(pattern: str) -> str:
+    try:
+        Pattern.parse(pattern)
+    except LookalikeError as error:
+        raise ValueError(str(error)) from None
+    return pattern
+
+
+def _origin(text: str) -> str:
+    if not _ORIGIN.fullmatch(text):
+        raise ValueError(f"{text!r} is not an origin: write one such as https://shop.example.com, without a path")
+    return text
+
+
+Value = TypeVar("Value")
+_Json = Annotated[Value, NoDecode, BeforeValidator(_from_variable)]
 
 
 class SettingsError(LookalikeError):
@@ -39,8 +78,12 @@ class Settings(BaseSettings):
         default=1, ge=0, le=300, description="to answer on after SIGTERM while /readyz sends clients elsewhere"
     )
     examples: DirectoryPath | None = Field(default=None, description="photos that the page offers to try")
-    sources: dict[str, str] = Field(default={}, description="name to address of what may be re-indexed over the API")
-    bundles: dict[str, DirectoryPath] = Field(default={}, description="name to folder of what it may be embedded with")
+    sources: _Json[dict[str, str]] = Field(
+        default={}, description="name to address of what may be re-indexed over the API"
+    )
+    bundles: _Json[dict[str, DirectoryPath]] = Field(
+        default={}, description="name to folder of what it may be embedded with"
+    )
 
     max_body_bytes: int = Field(default=DEFAULT_LIMITS.max_bytes, gt=0, description="of a request")
     max_pixels: int = Field(default=DEFAULT_LIMITS.max_pixels, gt=0, description="of a photo")
@@ -52,9 +95,13 @@ class Settings(BaseSettings):
     open: bool = Field(default=False, description="serve without keys beyond this machine")
     rate: float = Field(default=50, gt=0, description="requests a second that a key may send in the long run")
     burst: int = Field(default=100, ge=1, description="requests that it may send at once")
-    url_hosts: list[str] = Field(default=[], description="hosts that `image_url` may name; none: it is off")
+    url_hosts: _Json[list[Annotated[str, AfterValidator(_host)]]] = Field(
+        default=[], description="hosts that `image_url` may name; none: it is off"
+    )
     url_seconds: float = Field(default=5, gt=0, description="to fetch such a photo")
-    cors_origins: list[str] = Field(default=[], description="web pages of these origins may call the API")
+    cors_origins: _Json[list[Annotated[str, AfterValidator(_origin)]]] = Field(
+        default=[], description="web pages of these origins may call the API"
+    )
 
     log_format: Literal["text", "json"] = "text"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -87,9 +134,9 @@ def load_settings(**given: Any) -> Settings:
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        faults += [f"{_place(fault['loc'])}: {fault['msg']}" for fault in error.errors()]
-    except ValueError as error:  # a file that is no TOML, a variable that is no JSON
-        raise SettingsError(f"The settings cannot be read: {error}.", "Mend the file or the variable.") from None
+        faults += [f"{_place(fault['loc'])}: {fault['msg'].removeprefix('Value error, ')}" for fault in error.errors()]
+    except ValueError as error:  # a file that is no TOML
+        faults.append(f"the file of {FILE_VARIABLE}: {error}")
     if faults:
         raise SettingsError(
             "The settings cannot be used: " + "; ".join(faults) + ".",

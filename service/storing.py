@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple, ParamSpec, TypeVar
 
 import anyio.to_thread
 import numpy as np
-from fastapi import Header
+from fastapi import Header, Request
 from numpy.typing import NDArray
 
 from index.catalogue import VersionConflict
@@ -47,13 +47,13 @@ def tag_of(version: int) -> str:
 class Conditions(NamedTuple):
     """What a request demands of an item's version."""
 
-    if_match: set[str]
+    if_match: set[str] | None
     if_none_match: set[str]
 
     def check(self, item_id: str, seen: StoredItem | None) -> None:
         """Refuses a write to an item that is not as demanded."""
         tag = tag_of(seen.version) if seen else None
-        if self.if_match and not (seen and {tag, "*"} & self.if_match):
+        if self.if_match is not None and not (seen and {tag, "*"} & self.if_match):
             told = f"Its ETag is {tag}." if seen else "It does not exist."
             raise ProblemError(CONFLICT, f"Item {item_id!r} is not the one of If-Match. {told}")
         if seen and self.holds(seen):
@@ -66,15 +66,18 @@ class Conditions(NamedTuple):
 
 
 async def conditions(
+    request: Request,
     if_match: Annotated[str, Header(description='only if the ETag is one of these, such as `"7"`')] = "",
     if_none_match: Annotated[str, Header(description="not if the ETag is one of these; `*` for none at all")] = "",
 ) -> Conditions:
-    """Reads them from the headers of a request."""
-    return Conditions(_tags(if_match), _tags(if_none_match))
+    """Reads them from the headers of a request, which may come in several lines; the parameters only describe them."""
+    return Conditions(_tags(request, "if-match"), _tags(request, "if-none-match") or set())
 
 
-def _tags(header: str) -> set[str]:
-    return {tag for part in header.split(",") if (tag := part.strip())}
+def _tags(request: Request, header: str) -> set[str] | None:
+    """None without such a header: one that names no tag is a condition that nothing meets."""
+    lines = request.headers.getlist(header)
+    return {tag for line in lines for part in line.split(",") if (tag := part.strip())} if lines else None
 
 
 class Written(NamedTuple):

@@ -1,6 +1,7 @@
 """Items one by one: stored, read, changed and removed, each change found by the very next search."""
 
 import json
+from functools import partial
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -38,6 +39,7 @@ from service.problems import (
     ITEM_MISSING,
     MALFORMED,
     NOT_READY,
+    OVERLOADED,
     UNSUPPORTED_BODY,
     URL_OFF,
     ProblemError,
@@ -160,7 +162,7 @@ _PATCH_BODIES = _bodies({"application/merge-patch+json": _PATCH, "application/js
     dependencies=[MaySearch],
     responses={
         200: {"content": {"application/json": {"example": {"items": [_STORED], "cursor": "mug-1"}}}},
-        **documented(INVALID, FILTER, *ACCESS),
+        **documented(INVALID, FILTER, OVERLOADED, *ACCESS),
     },
 )
 async def list_items(
@@ -172,7 +174,7 @@ async def list_items(
 ) -> ItemsAnswer:
     """Items in the order of their ids, those that match a filter."""
     wanted = _filter(filter)
-    return await in_thread(serving, _page, serving, wanted, cursor, count, _media(request))
+    return await serving.listed(partial(_page, serving, wanted, cursor, count, _media(request)))
 
 
 def _filter(text: str) -> Filter:

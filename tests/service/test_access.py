@@ -109,3 +109,37 @@ def test_a_misspelt_variable_is_told_with_all_other_mistakes(monkeypatch: pytest
         load_settings(gallery="g")
     with pytest.raises(SettingsError, match=r"LOOKALIKE_GALERY.*rate"):
         load_settings(gallery="g", rate=-1)
+
+
+def test_a_variable_that_is_no_json_is_told_with_all_other_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOKALIKE_URL_HOSTS", "cdn.example.com")
+    monkeypatch.setenv("LOOKALIKE_SOURCES", '{"shop": ')
+    monkeypatch.setenv("LOOKALIKE_CORS_ORIGINS", '["shop.example.com", "https://shop.example.com/path"]')
+    monkeypatch.setenv("LOOKALIKE_PORT", "many")
+    with pytest.raises(SettingsError) as told:
+        load_settings(gallery="g")
+    for part in (
+        "url_hosts: 'cdn.example.com' is not JSON",
+        "sources: ",
+        "cors_origins.0: ",
+        "cors_origins.1: ",
+        "port: ",
+    ):
+        assert part in str(told.value)
+
+
+def test_hosts_and_origins_are_checked_with_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOOKALIKE_URL_HOSTS", '["cdn.example.com:8443", "*.example.org"]')
+    monkeypatch.setenv("LOOKALIKE_CORS_ORIGINS", '["https://shop.example.com", "http://localhost:3000"]')
+    settings = load_settings(gallery="g")
+    assert (len(settings.url_hosts), len(settings.cors_origins)) == (2, 2)
+    with pytest.raises(SettingsError, match=r"url_hosts\.1: .*'bad host/'"):
+        load_settings(gallery="g", url_hosts=["good.example.com", "bad host/"])
+
+
+def test_a_file_that_cannot_be_read_hides_no_other_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "lookalike.toml").write_text("rate = \n")
+    monkeypatch.setenv("LOOKALIKE_CONFIG", str(tmp_path / "lookalike.toml"))
+    monkeypatch.setenv("LOOKALIKE_GALERY", "x")
+    with pytest.raises(SettingsError, match=r"LOOKALIKE_GALERY.*LOOKALIKE_CONFIG: .*line 1"):
+        load_settings(gallery="g")

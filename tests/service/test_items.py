@@ -183,6 +183,25 @@ def test_a_write_that_rests_on_an_older_version_is_refused(shop: httpx.Client) -
     problem(shop.delete("/v1/items/guarded", headers={"If-Match": "*"}), 412, "version-conflict")
 
 
+@pytest.mark.parametrize("header", ["", ",", ", ,"])
+def test_a_condition_that_names_no_version_is_never_met(shop: httpx.Client, header: str) -> None:
+    shop.put("/v1/items/unnamed", json={})
+    for method in ("PUT", "PATCH"):
+        refused = shop.request(method, "/v1/items/unnamed", json={}, headers={"If-Match": header})
+        problem(refused, 412, "version-conflict")
+    problem(shop.delete("/v1/items/unnamed", headers={"If-Match": header}), 412, "version-conflict")
+    assert shop.get("/v1/items/unnamed", headers={"If-None-Match": header}).status_code == 200
+
+
+def test_a_condition_in_several_lines_is_one(shop: httpx.Client) -> None:
+    tag = shop.put("/v1/items/lines", json={}).headers["etag"]
+    for others in ([tag, '"0"'], ['"0"', tag], ['"0"', f'"1", {tag}']):
+        fits = [("If-Match", other) for other in others]
+        assert shop.patch("/v1/items/lines", json={}, headers=fits).status_code == 200
+        differs = [("If-None-Match", other) for other in others]
+        problem(shop.patch("/v1/items/lines", json={}, headers=differs), 412, "version-conflict")
+
+
 def test_if_none_match_only_creates_and_spares_reading_what_is_known(shop: httpx.Client) -> None:
     only_new = {"If-None-Match": "*"}
     created = shop.put("/v1/items/created", json=MUG, headers=only_new)

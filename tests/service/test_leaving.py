@@ -13,7 +13,7 @@ import pytest
 from anyio import CapacityLimiter
 from fastapi import Request
 
-from service import middleware, walking
+from service import app, middleware, walking
 from service.settings import Settings
 from service.walking import ClientLeft, while_connected
 from tests.service.conftest import problem, serving
@@ -139,7 +139,10 @@ def test_photos_that_arrive_slowly_keep_nobody_from_work(settings: Settings) -> 
             assert connection.recv(12) == b"HTTP/1.1 200"
 
 
-def test_photos_that_arrive_together_hold_so_many_bytes_and_no_more(settings: Settings) -> None:
+def test_photos_that_arrive_together_hold_so_many_bytes_and_no_more(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "_MOST_HELD", 20_000)
     with serving(settings.model_copy(update={"max_requests": 2, "max_body_bytes": 10_000})) as client:
         with connect(client) as first, connect(client) as second:
             for slow in (first, second):

@@ -4,10 +4,12 @@ import json
 import logging
 import os
 import re
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -196,9 +198,15 @@ def test_every_line_is_json_and_every_request_has_one(settings: Settings, tmp_pa
         headers = {"X-API-Key": token, "X-Request-Id": "shop-7"}
         httpx.post(f"{service.address}/v1/search", files=PHOTO, headers=headers)
         httpx.get(f"{service.address}/healthz")
+        chunks = (b"IHDR" + struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0), b"IDAT")  # Pillow warns of so many
+        bomb = b"".join(struct.pack(">I", len(it) - 4) + it + struct.pack(">I", zlib.crc32(it)) for it in chunks)
+        refused = httpx.post(
+            f"{service.address}/v1/search", files={"image": b"\x89PNG\r\n\x1a\n" + bomb}, headers=headers
+        )
+        problem(refused, 413, "image-too-many-pixels")
     text = service.log.read_text()
     lines = [json.loads(line) for line in text.splitlines()]
-    asked, probed = [line for line in lines if line["logger"] == "service.requests"]
+    asked, probed, _ = [line for line in lines if line["logger"] == "service.requests"]
     told = {name: asked[name] for name in ("method", "route", "status", "key", "client", "request_id", "level")}
     assert told == {
         "method": "POST",
