@@ -1,118 +1,20 @@
 """The page in a real browser against a real server process."""
 
-import io
 import json
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import pytest
-from PIL import Image
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from index.jobs import opened_jobs
 from service.keys import KeyRing
+from tests.support.pages import MOST_BYTES, cards, expect_first, give, opened, pair
 from tests.support.processes import serving
-from tests.support.tiny_bundle import make_tiny_bundle
-from tests.support.tiny_gallery import COLOURS, make_tiny_gallery, tiny_photo
+from tests.support.tiny_gallery import COLOURS, tiny_photo
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PATIENCE_MS = 20_000  # a busy machine is slow, not wrong
-MOST_BYTES = 1024 * 1024
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        pytest.skip("no Chromium or Chrome on the PATH: install one, for example with `apt install chromium`")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
-def gallery(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("page")
-    return make_tiny_gallery(root / "gallery", make_tiny_bundle(root / "bundle"))
-
-
-@pytest.fixture(scope="module")
-def address(gallery: Path) -> Iterator[str]:
-    """Of a service over the gallery."""
-    examples = gallery.with_name("examples")
-    examples.mkdir()
-    for number, colour in enumerate(COLOURS):
-        (examples / f"{colour}.jpg").write_bytes(tiny_photo(number, 6))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOOKALIKE_MAX_BODY_BYTES", str(MOST_BYTES))
-        patch.setenv("LOOKALIKE_LOG_LEVEL", "warning")
-        with serving("serve", "--gallery", gallery, "--examples", examples) as address:
-            yield address
-
-
-@contextmanager
-def opened(
-    browser: Browser, address: str, refusable: tuple[str, ...] = ("/v1/search",), **options: Any
-) -> Iterator[Page]:
-    """A page of a new person, which must neither fail inside nor ask anyone but the service.
-
-    A browser reports every refused request as an error of the page; those of a search are shown by the page.
-    """
-    context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE_MS)
-    expect.set_options(timeout=PATIENCE_MS)
-    faults: list[str] = []
-    asked: list[str] = []
-
-    def hear(message: ConsoleMessage) -> None:
-        refused = message.text.startswith("Failed to load") and message.location["url"].endswith(refusable)
-        if message.type in ("error", "warning") and not refused:
-            faults.append(message.text)
-
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", hear)
-    page.on("request", lambda request: asked.append(request.url))
-    yield page
-    context.close()
-    assert faults == []
-    assert [url for url in asked if not url.startswith((f"{address}/", "blob:", "data:"))] == []
-
-
-@pytest.fixture
-def page(browser: Browser, address: str) -> Iterator[Page]:
-    with opened(browser, address) as page:
-        page.goto(address)
-        yield page
-
-
-def give(page: Page, photo: bytes, name: str = "snap.jpg", kind: str = "image/jpeg") -> None:
-    page.set_input_files("#choose", {"name": name, "mimeType": kind, "buffer": photo})
-
-
-def cards(page: Page) -> Locator:
-    return page.locator("#results .card:not(.skeleton)")
-
-
-def expect_first(page: Page, title: str) -> None:
-    expect(cards(page).locator(".title").first).to_have_text(title)
-
-
-def pair(left: int, right: int) -> bytes:
-    """A photo of two products side by side."""
-    both = Image.new("RGB", (192, 96))
-    for place, number in ((0, left), (96, right)):
-        both.paste(Image.open(io.BytesIO(tiny_photo(number, 6))), (place, 0))
-    out = io.BytesIO()
-    both.save(out, "JPEG", quality=92)
-    return out.getvalue()
 
 
 # --- photos

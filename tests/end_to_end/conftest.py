@@ -1,0 +1,53 @@
+"""A browser, and a service for it over a small gallery: for the tests of the page."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from tests.support.pages import MOST_BYTES, opened
+from tests.support.processes import serving
+from tests.support.tiny_bundle import make_tiny_bundle
+from tests.support.tiny_gallery import COLOURS, make_tiny_gallery, tiny_photo
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip("no Chromium or Chrome on the PATH: install one, for example with `apt install chromium`")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def gallery(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("page")
+    return make_tiny_gallery(root / "gallery", make_tiny_bundle(root / "bundle"))
+
+
+@pytest.fixture(scope="module")
+def address(gallery: Path) -> Iterator[str]:
+    """Of a service over the gallery."""
+    examples = gallery.with_name("examples")
+    examples.mkdir()
+    for number, colour in enumerate(COLOURS):
+        (examples / f"{colour}.jpg").write_bytes(tiny_photo(number, 6))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOOKALIKE_MAX_BODY_BYTES", str(MOST_BYTES))
+        patch.setenv("LOOKALIKE_LOG_LEVEL", "warning")
+        with serving("serve", "--gallery", gallery, "--examples", examples) as address:
+            yield address
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    with opened(browser, address) as page:
+        page.goto(address)
+        yield page
