@@ -15,7 +15,7 @@ export class Problem extends Error {
 }
 
 /** The response to a request. Without a valid key a person is asked for one, unless it is `background` work. */
-export async function ask(address, { background = false, ...options } = {}) {
+async function ask(address, { background = false, ...options } = {}) {
   for (;;) {
     const key = heldKey();
     const response = await send(address, key, options);
@@ -25,7 +25,24 @@ export async function ask(address, { background = false, ...options } = {}) {
   }
 }
 
-export const askJson = async (address, options) => (await ask(address, options)).json();
+export const askJson = async (address, options) => read(await ask(address, options), "json");
+
+export const askBlob = async (address, options) => read(await ask(address, options), "blob");
+
+/** The body of a response. It may break off, or be another one's: a proxy or a login in between answers with a page. */
+async function read(response, form) {
+  try {
+    return await response[form]();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw unreadable(response);
+  }
+}
+
+const unreadable = ({ status, statusText }) => new Problem({
+  title: "Something on the way failed", detail: `The answer was ${status} ${statusText}`.trim() + ".",
+  remedy: "Try again in a moment.", status: status < 400 ? 502 : status,
+});
 
 async function send(address, key, options) {
   const headers = { ...options.headers, ...(key && { Authorization: `Bearer ${key}` }) };
@@ -42,10 +59,7 @@ async function send(address, key, options) {
 
 async function problemOf(response) {
   if ((response.headers.get("Content-Type") ?? "").startsWith("application/problem+json")) {
-    return new Problem(await response.json());
+    return new Problem(await read(response, "json"));
   }
-  return new Problem({
-    title: "Something on the way failed", detail: `The answer was ${response.status} ${response.statusText}.`,
-    remedy: "Try again in a moment.", status: response.status,
-  });
+  return unreadable(response);
 }

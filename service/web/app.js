@@ -3,12 +3,11 @@
 import { onBox } from "./box.js";
 import { element } from "./dom.js";
 import { clearFilter, loadFacets, onFilter } from "./filters.js";
-import { showProblem } from "./results.js";
 import { followAddress, more, refine, retry, searchExample, searchPhoto, tellGallery } from "./search.js";
 import { followStatus } from "./status.js";
 import { showExamples, takePhotos } from "./taking.js";
 
-takePhotos(searchPhoto, showProblem);
+takePhotos(searchPhoto);
 onBox((box) => refine({ box }));
 onFilter((filter) => refine({ filter }));
 element("more").addEventListener("click", more);
@@ -17,21 +16,33 @@ element("unfilter").addEventListener("click", clearFilter);
 window.addEventListener("popstate", followAddress);
 element("skip").addEventListener("click", (event) => {
   event.preventDefault(); // the fragment is the search's
-  element("main").focus();
+  ["answer-title", "problem", "main"].map(element).find((it) => it.checkVisibility()).focus();
 });
 
 // There is room for filters beside the photo, but on a phone they would push the results out of sight.
-element("filters").open = matchMedia("(min-width: 800px)").matches;
+element("filters").open = matchMedia("(min-width: 700px)").matches;
+
+// --- in the background: what fails there must not take the page from a person, and is tried again with the next news
 
 let generation; // whose attributes the filters show
+let hasExamples = false; // or they are on their way
 
-function news(status) {
-  tellGallery(status);
-  if (status.gallery.generation === generation) return;
-  generation = status.gallery.generation;
-  loadFacets().catch(showProblem);
+async function loadExamples() {
+  hasExamples = true;
+  try {
+    await showExamples(searchExample);
+  } catch (error) {
+    if (error.status === undefined) throw error;
+    hasExamples = false;
+  }
+}
+
+async function news({ gallery, limits }) {
+  tellGallery(gallery.items, limits.max_body_bytes);
+  if (!hasExamples) loadExamples();
+  if (gallery.generation !== generation && await loadFacets(gallery)) generation = gallery.generation;
 }
 
 followAddress();
-showExamples(searchExample).catch(showProblem);
-followStatus(news).catch(showProblem);
+loadExamples();
+followStatus(news);

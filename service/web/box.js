@@ -78,6 +78,8 @@ frame.addEventListener("pointerdown", (event) => {
   const before = box;
   const ended = new AbortController();
   const { signal } = ended;
+  frame.toggleAttribute("data-drawing", before === null); // it must not grow under the pointer
+  signal.addEventListener("abort", () => frame.removeAttribute("data-drawing"));
   frame.setPointerCapture(event.pointerId);
   frame.addEventListener("pointermove", (moved) => showBox(follow(shareAt(moved))), { signal });
   frame.addEventListener("pointercancel", () => { ended.abort(); showBox(before); }, { signal });

@@ -1,8 +1,9 @@
 // Filters made of the gallery's attributes: values to tick, spans of numbers; together the JSON filter of a search.
 
 import { askJson } from "./api.js";
-import { copyOf, element } from "./dom.js";
+import { copyOf, element, spoken } from "./dom.js";
 
+const MOST_VALUES = 100;
 const FEW = 6; // values shown before somebody asks for all
 const NAMES_BEYOND = 50; // an attribute with more values than this, each of one item, names items rather than groups
 
@@ -15,45 +16,64 @@ export function onFilter(told) {
   changed = told;
 }
 
-/** Shows the attributes as they are now. A service that tells none of them simply has no filters on its page. */
-export async function loadFacets() {
+/** Shows the attributes of a gallery as they are now, and answers whether it could.
+ *
+ * A service that tells none of them simply has no filters on its page. */
+export async function loadFacets(gallery) {
+  let told = [];
   try {
-    facets = (await askJson("v1/facets", { background: true })).facets.filter(isUseful);
+    told = (await askJson(`v1/facets?count=${MOST_VALUES}`, { background: true })).facets;
   } catch (error) {
     if (error.status === undefined) throw error;
-    facets = [];
+    if (error.passing) return false;
   }
-  facets.sort((one, other) => isSpan(one) - isSpan(other) || one.distinct - other.distinct); // coarse groups first
+  if (element("facets").contains(document.activeElement)) return false; // somebody is at it
+  facets = told.filter((facet) => isUseful(facet, gallery));
+  facets.sort((one, other) => rank(one) - rank(other) || one.distinct - other.distinct); // coarse groups first
   element("facets").replaceChildren(...facets.map((facet) => isSpan(facet) ? range(facet) : choices(facet)));
   showFilter(filter);
+  return true;
 }
 
-const isSpan = ({ minimum, values }) => minimum !== null && values.every(([value]) => typeof value === "number");
+const isSpan = ({ distinct, values }) => distinct > 1 && values.every(([value]) => typeof value === "number");
 
-function isUseful({ distinct, values }) {
-  return distinct > 1 && !(distinct > NAMES_BEYOND && values[0]?.[1] === 1 && typeof values[0][0] === "string");
+/** Groups, then what some items have and others lack, then spans of numbers. */
+const rank = (facet) => isSpan(facet) ? 2 : Number(facet.distinct === 1);
+
+function isUseful({ distinct, values }, { items, pending }) {
+  const [[value, count]] = values;
+  if (distinct === 1) return count > 1 && count < items - pending; // what all have is no choice, what some have is one
+  return !(distinct > NAMES_BEYOND && count === 1 && typeof value === "string");
 }
 
 // --- one attribute --------------------------------------------------------------------------------------
 
-const spoken = (name) => name.charAt(0).toUpperCase() + name.slice(1).replaceAll("_", " ");
+const heading = (name) => name.charAt(0).toUpperCase() + spoken(name.slice(1));
 
 function choices({ name, values }) {
   const node = copyOf("choices");
   node.dataset.name = name;
-  node.querySelector("legend").textContent = spoken(name);
+  node.querySelector("legend").textContent = heading(name);
   const chips = node.querySelector(".chips");
   chips.append(...values.map(([value, count]) => chip(name, value, count)));
-  const all = node.querySelector(".all");
-  all.textContent = `${values.length - FEW} more`;
-  all.hidden = values.length <= FEW + 1;
-  if (!all.hidden) chips.dataset.folded = "";
-  all.addEventListener("click", () => {
-    delete chips.dataset.folded;
-    all.hidden = true;
-    chips.children[FEW].querySelector("input").focus();
+  chips.toggleAttribute("data-folded", values.length > FEW + 1);
+  node.querySelector(".all").addEventListener("click", () => {
+    const [first] = folded(chips);
+    chips.removeAttribute("data-folded");
+    tellFolded(node);
+    first.querySelector("input").focus();
   });
   return node;
+}
+
+/** The chips that are out of sight, as the style sheet has it: all but the first few and the ticked ones. */
+const folded = (chips) => chips.matches("[data-folded]")
+  ? [...chips.children].slice(FEW).filter((it) => !it.matches(":has(:checked)")) : [];
+
+function tellFolded(node) {
+  const count = folded(node.querySelector(".chips")).length;
+  node.querySelector(".all").textContent = `${count} more`;
+  node.querySelector(".all").hidden = count === 0;
 }
 
 function chip(name, value, count) {
@@ -72,7 +92,7 @@ function chip(name, value, count) {
 function range({ name, minimum, maximum }) {
   const node = copyOf("range");
   node.dataset.name = name;
-  node.querySelector("legend").textContent = spoken(name);
+  node.querySelector("legend").textContent = heading(name);
   const inputs = [...node.querySelectorAll("input")];
   inputs[0].placeholder = Math.floor(minimum);
   inputs[1].placeholder = Math.ceil(maximum);
@@ -124,6 +144,7 @@ function tick(node, name, condition) {
     rare.querySelector("input").checked = true;
     node.querySelector(".chips").prepend(rare);
   }
+  tellFolded(node);
   return wanted.length > 0;
 }
 

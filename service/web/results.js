@@ -1,7 +1,7 @@
 // What came back: cards, and what to say while there are none.
 
 import { Problem } from "./api.js";
-import { announce, copyOf, counted, element } from "./dom.js";
+import { announce, copyOf, counted, element, spoken } from "./dom.js";
 
 const results = element("results");
 
@@ -10,6 +10,15 @@ function setState(state) {
   element("answer").hidden = false;
   element("answer").setAttribute("aria-busy", String(state === "searching"));
   element("problem").hidden = state !== "failed";
+  // What was pressed may be out of sight now: the keyboard continues from here, not from the top of the page.
+  const held = document.activeElement;
+  const here = element(state === "failed" ? "problem" : "answer-title");
+  if (held !== document.body && !held.checkVisibility()) here.focus({ preventScroll: true });
+}
+
+function setTitle(text) {
+  element("answer-title").textContent = element("answer-title").title = text;
+  document.title = `${text} · Lookalike`;
 }
 
 /** Placeholders for a new query; what is there fades while the same query is refined. */
@@ -20,14 +29,14 @@ export function showWaiting(isNew, count) {
     // The button that asked may be about to go: the keyboard continues from the heading, not from the top.
     if (results.contains(document.activeElement)) element("answer-title").focus({ preventScroll: true });
     element("times").textContent = "";
-    element("answer-title").textContent = "Searching…";
+    setTitle("Searching…");
     results.replaceChildren(...Array.from({ length: count }, () => copyOf("skeleton")));
   }
   setState("searching");
 }
 
 export function showAnswer(title, { items, cursor, milliseconds }, onLike) {
-  element("answer-title").textContent = title;
+  setTitle(title);
   results.replaceChildren(...items.map((item) => card(item, onLike)));
   const { decode, embed, search } = milliseconds;
   const took = [["decode", decode], ["embed", embed], ["search", search]].filter(([, time]) => time > 0);
@@ -71,6 +80,7 @@ export function showProblem(error, { keep = false } = {}) {
   if (!keep) {
     results.replaceChildren();
     element("times").textContent = "";
+    document.title = `${problem.title} · Lookalike`;
     element("nothing").hidden = element("more").hidden = element("all").hidden = true;
   }
   element("problem-title").textContent = problem.title;
@@ -94,7 +104,9 @@ function card(item, onLike) {
   find(".like").setAttribute("aria-label", `More like ${name}`);
   find(".like").addEventListener("click", () => onLike(item));
   find(".title").append(titleOf(item, name));
-  find(".facts").textContent = Object.entries(others).map(fact).join(" · ");
+  find(".title").title = name; // a long one is cut off, as are the facts
+  find(".facts").append(...Object.entries(others).flatMap((it, place) => [place ? " · " : "", isolated(fact(it))]));
+  find(".facts").title = find(".facts").textContent;
   find(".price").textContent = priceOf(price, currency);
   find(".fill").style.setProperty("--share", Math.min(Math.max(item.score, 0), 1));
   find(".number").textContent = item.score.toFixed(2);
@@ -110,10 +122,18 @@ function titleOf(item, name) {
   return link;
 }
 
-/** A text speaks for itself; a number or a yes needs its name. */
+/** A text that may run from right to left, without turning its neighbours around. */
+function isolated(text) {
+  const node = document.createElement("bdi");
+  node.textContent = text;
+  return node;
+}
+
+/** A text speaks for itself; a number or a yes needs its name. A year has no comma: digits are grouped from 10,000. */
 function fact([name, value]) {
-  if (typeof value === "boolean") return value ? name : `not ${name}`;
-  return typeof value === "number" ? `${name} ${value.toLocaleString()}` : value;
+  if (typeof value === "boolean") return value ? spoken(name) : `not ${spoken(name)}`;
+  if (typeof value !== "number") return value;
+  return `${spoken(name)} ${value.toLocaleString(undefined, { useGrouping: "min2" })}`;
 }
 
 function priceOf(price, currency) {

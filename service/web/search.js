@@ -1,27 +1,32 @@
 // The search: what is asked now, what it is asked with, and the address and history that go with it.
 
-import { ask, askJson, Problem } from "./api.js";
+import { askBlob, askJson, Problem } from "./api.js";
 import { showBox } from "./box.js";
-import { announce, element } from "./dom.js";
+import { announce, element, tell } from "./dom.js";
 import { showFilter } from "./filters.js";
 import { fragmentOf, PAGE, readFragment } from "./link.js";
 import { showAnswer, showMore, showNothing, showProblem, showWaiting } from "./results.js";
 
 // A query is {kind: "photo", blob}, {kind: "example", name} or {kind: "item", id}; the last two fit into a link.
-let search = { query: null, box: null, filter: {}, top: PAGE };
+const NOTHING = { query: null, box: null, filter: {}, top: PAGE };
+let search = NOTHING;
 let cursor = null;
 let running = null; // the AbortController of the search under way: a new one replaces it
 let again = () => {}; // what failed last, to be tried once more
 let gallery = { items: null, maxBytes: Infinity }; // until the status has arrived the service alone refuses
-const photos = []; // given in this tab, for the way back to them; a link cannot carry them
+const photos = new Map(); // given since the page was loaded, for the way back to them; a link cannot carry them
 
-export function tellGallery(status) {
-  gallery = { items: status.gallery.items, maxBytes: status.limits.max_body_bytes };
+export function tellGallery(items, maxBytes) {
+  gallery = { items, maxBytes };
 }
 
 // --- what a person may do -------------------------------------------------------------------------------
 
-export const searchPhoto = (blob) => begin({ kind: "photo", blob, place: photos.push(blob) - 1 });
+export function searchPhoto(blob) {
+  const place = `${performance.timeOrigin}/${photos.size}`; // the history outlives a reload, the photos do not
+  photos.set(place, blob);
+  begin({ kind: "photo", blob, place });
+}
 
 export const searchExample = (name) => begin({ kind: "example", name });
 
@@ -29,6 +34,7 @@ export const searchLike = ({ id, title, image }) => begin({ kind: "item", id, ti
 
 /** The same query with another box or filter. */
 export function refine(change) {
+  tell("");
   search = { ...search, ...change, top: PAGE };
   remember("replaceState");
   if (search.query) run(false);
@@ -50,20 +56,33 @@ export const retry = () => again();
 
 /** The search that the address names, on arrival and on the way back. */
 export function followAddress() {
+  leave();
   try {
     search = readFragment(location.hash);
   } catch (error) {
+    search = NOTHING;
+    element("query").hidden = true;
+    showFilter(search.filter);
     showProblem(error);
     return;
   }
-  const blob = photos[history.state?.photo];
-  if (blob) search.query = { kind: "photo", blob, place: history.state.photo };
+  const place = history.state?.photo;
+  if (photos.has(place)) search.query = { kind: "photo", blob: photos.get(place), place };
   showFilter(search.filter);
   if (search.query) run(true);
   else showStart();
+  if (place && !search.query) tell("A reload forgets the photo: please choose it again.");
+}
+
+/** Ends what the last search may still do, so that it cannot come in between. */
+function leave() {
+  running?.abort();
+  showBox(null); // with it goes an arrow key that waits to search
+  tell("");
 }
 
 function begin(query) {
+  leave();
   search = { ...search, query, box: null, top: PAGE };
   remember("pushState");
   window.scrollTo({ top: 0 });
@@ -86,15 +105,17 @@ async function guarded(options, work) {
   } catch (error) {
     if (signal.aborted) return;
     again = () => guarded(options, work);
+    if (!search.query.shown) element("query").hidden = true; // it shows what was asked before
     showProblem(error, options);
   }
 }
 
 function run(isNew) {
   return guarded({}, async (signal) => {
-    showWaiting(isNew, PAGE);
+    showWaiting(isNew, search.top);
     element("share").hidden = search.query.kind === "photo" || !navigator.clipboard;
-    if (isNew) await showQuery(signal);
+    await showQuery(signal);
+    refuseLarge(search.query);
     const answer = await request(search, signal);
     cursor = answer.cursor;
     showAnswer(titleOf(search), answer, searchLike);
@@ -132,22 +153,27 @@ function explainNothing() {
 
 // --- showing the query ----------------------------------------------------------------------------------
 
+/** Shows the query unless it is there: also when it was refined before it had arrived, or had failed to. */
 async function showQuery(signal) {
   const { query } = search;
+  if (query.shown) return;
   if (query.kind === "item") {
     await completeItem(query, signal);
     showPicture(query.picture, `The item you are searching with: ${query.title || query.id}`, false);
-    return;
+  } else {
+    query.blob ??= await askBlob(`examples/${encodeURIComponent(query.name)}`, { signal });
+    showPicture(URL.createObjectURL(query.blob), "The photo you are searching with", true);
   }
-  query.blob ??= await (await ask(`examples/${encodeURIComponent(query.name)}`, { signal })).blob();
-  showPicture(URL.createObjectURL(query.blob), "The photo you are searching with", true);
-  if (query.blob.size > gallery.maxBytes) {
-    throw new Problem({
-      title: "The photo is too large",
-      detail: `It has ${megabytes(query.blob.size)}; the limit is ${megabytes(gallery.maxBytes)}.`,
-      remedy: "Choose a smaller one.", status: 413,
-    });
-  }
+  query.shown = true;
+}
+
+function refuseLarge({ blob }) {
+  if (!blob || blob.size <= gallery.maxBytes) return;
+  throw new Problem({
+    title: "The photo is too large",
+    detail: `It has ${megabytes(blob.size)}; the limit is ${megabytes(gallery.maxBytes)}.`,
+    remedy: "Choose a smaller one.", status: 413,
+  });
 }
 
 /** A link names an item by its id alone: the service knows its title and picture, if it tells them with this key. */
@@ -173,8 +199,8 @@ function showPicture(address, description, hasParts) {
 }
 
 function showStart() {
-  running?.abort();
   document.body.className = "";
+  document.title = "Lookalike";
   element("query").hidden = element("answer").hidden = true;
 }
 
@@ -187,7 +213,12 @@ photo.addEventListener("load", () => {
 photo.addEventListener("error", () => { element("query").hidden = true; });
 
 element("share").addEventListener("click", async () => {
-  await navigator.clipboard.writeText(location.href);
+  try {
+    await navigator.clipboard.writeText(location.href);
+  } catch {
+    tell("The browser did not let the page copy. The link is the address of this page.");
+    return;
+  }
   element("share").textContent = "Copied";
   announce("The link is copied.");
   setTimeout(() => { element("share").textContent = "Copy link"; }, 2000);

@@ -56,7 +56,9 @@ async function readJobs() {
 
 function show({ gallery, bundle, provider }) {
   element("panel").hidden = false;
-  element("counts").textContent = `${counted(gallery.items, "item")} · ${counted(gallery.images, "image")}`;
+  const images = document.createElement("span"); // a phone has no room for them
+  images.textContent = ` · ${counted(gallery.images, "image")}`;
+  element("counts").replaceChildren(counted(gallery.items, "item"), images);
   element("empty").hidden = gallery.items > 0;
   list("gallery-facts", [
     ["Items", gallery.items.toLocaleString()],
@@ -108,13 +110,14 @@ function jobLine(job) {
   find(".source").textContent = job.source.split("/").pop() || job.source;
   find(".source").title = job.source;
   find(".state").textContent = runs ? job.stage : job.state;
+  find(".state").dataset.state = job.state;
   find("progress").hidden = !runs;
   find("progress").setAttribute("aria-label", `Progress of ${job.source}`);
   setProgress(find("progress"), job);
   find(".detail").textContent = [
     job.total ? `${job.done.toLocaleString()} of ${counted(job.total, "image")}` : "",
     job.rejected ? `${job.rejected.toLocaleString()} rejected` : "",
-    runs && job.rate ? `${job.rate.toFixed(job.rate < 10 ? 1 : 0)} a second` : "",
+    runs && job.rate ? `${Number(job.rate.toFixed(job.rate < 10 ? 1 : 0)).toLocaleString()} a second` : "",
     runs && job.seconds_left != null ? `${remaining(job.seconds_left)} left` : "",
     runs ? "" : new Date(job.updated * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }),
     job.message,

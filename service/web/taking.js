@@ -1,12 +1,12 @@
 // The ways a photo comes in: chosen, taken with the camera, dropped, pasted, or one of the examples.
 
-import { askJson, Problem } from "./api.js";
-import { copyOf, element } from "./dom.js";
+import { askJson } from "./api.js";
+import { copyOf, element, tell } from "./dom.js";
 
 const MOST_EXAMPLES = 24;
 
-/** Calls `take` with each photo that somebody gives, and `refuse` with what is none. */
-export function takePhotos(take, refuse) {
+/** Calls `take` with each photo that somebody gives. */
+export function takePhotos(take) {
   for (const input of [element("choose"), element("take")]) {
     input.addEventListener("change", () => {
       if (input.files.length) take(input.files[0]);
@@ -18,8 +18,9 @@ export function takePhotos(take, refuse) {
     if (photo) take(photo);
   });
   document.addEventListener("dragover", (event) => {
-    event.preventDefault();
-    document.body.dataset.dragging = "";
+    event.preventDefault(); // the browser would leave the page for a dropped link
+    // A link or a selected text may be on its way to elsewhere: only a file is worth the veil.
+    document.body.toggleAttribute("data-dragging", event.dataTransfer.types.includes("Files"));
   });
   document.addEventListener("dragleave", (event) => {
     if (event.relatedTarget === null) delete document.body.dataset.dragging;
@@ -29,16 +30,13 @@ export function takePhotos(take, refuse) {
     delete document.body.dataset.dragging;
     const [photo] = event.dataTransfer.files;
     if (photo) take(photo);
-    else refuse(new Problem({
-      title: "That was not a file", detail: "Only its address was dropped.",
-      remedy: "Save the picture, then drop the file.", status: 422,
-    }));
+    else tell("That was not a file. Save the picture, then drop it here.");
   });
 }
 
-/** Shows the photos that the operator offers; `take` gets the name of the one that was clicked. */
+/** Shows the photos that the operator offers, if they can be had; `take` gets the name of the one that was clicked. */
 export async function showExamples(take) {
-  const { examples } = await askJson("v1/examples");
+  const { examples } = await askJson("v1/examples", { background: true });
   element("examples").replaceChildren(...examples.slice(0, MOST_EXAMPLES).map(({ name, url }, position) => {
     const node = copyOf("example");
     const button = node.querySelector("button");
