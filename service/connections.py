@@ -9,7 +9,9 @@ _HEAD_SECONDS = 15
 """Given to a connection to send the head of a request; the limits of bodies begin after it."""
 _LAST_SECONDS = 0.5
 """Given to idle connections after the port has closed: their next request may be on its way."""
-_OTHER_FILES = 128
+BACKLOG = 64
+"""Connections that are accepted at one go; those that are too many among them are closed only afterwards."""
+_OTHER_FILES = 64 + BACKLOG
 """Of those that the process may open; kept for the gallery, jobs and fetched photos."""
 
 

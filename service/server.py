@@ -14,7 +14,7 @@ from uvicorn.supervisors import Multiprocess
 from index.errors import LookalikeError
 from service.app import create_app
 from service.backend import opened
-from service.connections import Connection
+from service.connections import BACKLOG, Connection
 from service.logs import configure
 from service.settings import Settings
 from service.telemetry import FOLDER_VARIABLE, Telemetry
@@ -46,6 +46,7 @@ def run(settings: Settings, *, announce: str = "") -> None:
             log_config=None,
             access_log=False,
             http=Connection,
+            backlog=BACKLOG,
             workers=settings.workers,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
             timeout_worker_healthcheck=_HEALTHY_SECONDS,
