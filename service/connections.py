@@ -2,7 +2,10 @@
 
 import asyncio
 import resource
+import socket
+from collections.abc import Iterator, Sequence
 
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 _HEAD_SECONDS = 15
@@ -57,3 +60,29 @@ class Connection(H11Protocol):
 def _most_connections() -> int:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(16, files - _OTHER_FILES)
+
+
+class Server(uvicorn.Server):
+    """Uvicorn's, which resets the connections that nobody has accepted yet when it closes its port."""
+
+    async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
+        last = [connection for listener in sockets or () for connection in _waiting(listener)]
+        for server in self.servers:
+            server.close()
+        for connection in last:
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+        await super().shutdown(list(sockets or ()))
+
+    def _protocol(self) -> Connection:
+        return Connection(self.config, self.server_state, self.lifespan.state)
+
+
+def _waiting(listener: socket.socket) -> Iterator[socket.socket]:
+    """Accepts those who have connected."""
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except BlockingIOError:
+            return
+        connection.setblocking(False)
+        yield connection

@@ -14,7 +14,7 @@ from uvicorn.supervisors import Multiprocess
 from index.errors import LookalikeError
 from service.app import create_app
 from service.backend import opened
-from service.connections import BACKLOG, Connection
+from service.connections import BACKLOG, Connection, Server
 from service.logs import configure
 from service.settings import Settings
 from service.telemetry import FOLDER_VARIABLE, Telemetry
@@ -52,7 +52,7 @@ def run(settings: Settings, *, announce: str = "") -> None:
             timeout_worker_healthcheck=_HEALTHY_SECONDS,
         )
         if settings.workers == 1:
-            uvicorn.Server(config).run(sockets=[listener])
+            Server(config).run(sockets=[listener])
             return
         with TemporaryDirectory(prefix="lookalike-metrics-") as folder:
             os.environ[FOLDER_VARIABLE] = folder  # for the processes to come: each starts anew

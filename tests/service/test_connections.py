@@ -1,14 +1,18 @@
 """Connections that stand still or are too many: they keep nobody out for long."""
 
+import asyncio
 import socket
+import threading
 import time
 from contextlib import ExitStack
 from http.client import HTTPResponse
 
 import httpx
 import pytest
+import uvicorn
 
 from service import connections
+from service.app import create_app
 from service.settings import Settings
 from tests.service.conftest import serving
 
@@ -88,3 +92,29 @@ def test_connections_beyond_what_can_be_held_are_closed_at_once(
 def test_files_are_left_for_the_gallery(monkeypatch: pytest.MonkeyPatch, files: int, most: int) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda kind: (files, files))
     assert connections._most_connections() == most
+
+
+def test_who_has_connected_but_was_not_accepted_is_answered_before_the_end(settings: Settings) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = connections.Server(uvicorn.Config(create_app(settings), http=connections.Connection, log_level="warning"))
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve([listener])
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        loops[0].call_soon_threadsafe(loops[0].remove_reader, listener.fileno())
+        time.sleep(0.3)  # the loop has heard it: from now on nobody accepts
+        with socket.create_connection(listener.getsockname(), timeout=60) as last:
+            last.sendall(HEAD)
+            server.should_exit = True
+            assert answered(last)
+    finally:
+        server.should_exit = True
+        thread.join()
