@@ -57,6 +57,8 @@ class Embedder:
         on_cpu = self.provider == _CPU
         self.batch_sizes = [size for size in BATCH_SIZES if not on_cpu or size <= _LARGEST_ON_CPU]
         self.lanes = threads if on_cpu else 1
+        self.useful_batch = 1 if on_cpu else self.batch_sizes[0]
+        """Images beyond which each costs no less, but is answered with the last of them."""
         self._made: Any = None
         self._making = Lock()
         # Starts its threads when there is work; they end when the embedder is collected.

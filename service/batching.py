@@ -1,7 +1,8 @@
 """The dynamic batcher: photos of many requests through one model, in batches that form while the last ones run.
 
 Nobody waits for a batch to fill: an idle lane of the embedder takes a single photo at once, a busy one finds a full
-batch waiting, and none waits for another. The queue is bounded, so an overload is told at once instead of making
+batch waiting, and none waits for another. On a CPU, where a batch saves nothing, a lane takes one photo after the other
+and each is answered as soon as it is done. The queue is bounded, so an overload is told at once instead of making
 everyone late.
 """
 
@@ -114,7 +115,7 @@ class Batcher:
         """A full batch, but no more than this lane's share of what waits."""
         share = -(-len(self._queue) // self._embedder.lanes)
         batch: list[_Waiting] = []
-        while self._queue and len(batch) < min(share, self._embedder.batch_sizes[0]):
+        while self._queue and len(batch) < min(share, self._embedder.useful_batch):
             one = self._queue.popleft()
             if not one.answer.done():
                 batch.append(one)
