@@ -131,7 +131,7 @@ async def test_an_overload_is_told_at_once_and_the_accepted_are_served(gate: Gat
         with pytest.raises(Overloaded, match="2 photos are waiting") as told:
             await batcher.embed(photos(1)[0])
         assert told.value.retry_after >= 1
-        gate.sign.release(2)
+        gate.sign.release(3)
         assert len(await asyncio.gather(*accepted)) == 3
 
 
