@@ -1,6 +1,6 @@
 """The shapes of the API's answers."""
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
@@ -8,6 +8,12 @@ from index.items import Attribute
 from index.jobs import JobRecord
 from service.asking import MAX_GIVEN, Asked, Given, SearchBody
 from service.problems import INVALID, ProblemError
+
+
+def shown(example: object, description: str = "") -> dict[str, Any]:
+    """How a route's `responses` show an answer."""
+    told = {"description": description} if description else {}
+    return {**told, "content": {"application/json": {"example": example}}}
 
 
 class MatchedImage(BaseModel):

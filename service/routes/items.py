@@ -45,6 +45,7 @@ from service.problems import (
     ProblemError,
     documented,
 )
+from service.schemas import shown
 from service.storing import Conditions, conditions, in_thread, missing, remove, store, tag_of
 
 
@@ -100,8 +101,8 @@ _TAG = {"ETag": {"description": "the item's version in quotes", "schema": {"type
 
 
 def _shown(example: object, description: str = "The item as it is stored") -> dict[str, Any]:
-    """A success, with its example."""
-    return {"description": description, "headers": _TAG, "content": {"application/json": {"example": example}}}
+    """An item as an answer, with its example."""
+    return {**shown(example, description), "headers": _TAG}
 
 
 def _bodies(content: dict[str, Any]) -> dict[str, Any]:
@@ -161,7 +162,7 @@ _PATCH_BODIES = _bodies({"application/merge-patch+json": _PATCH, "application/js
     summary="List items",
     dependencies=[MaySearch],
     responses={
-        200: {"content": {"application/json": {"example": {"items": [_STORED], "cursor": "mug-1"}}}},
+        200: shown({"items": [_STORED], "cursor": "mug-1"}),
         **documented(INVALID, FILTER, OVERLOADED, *ACCESS),
     },
 )
@@ -309,7 +310,7 @@ async def delete_image(item_id: ItemId, image_id: ImageId, serving: Serving, wan
     summary="The attributes that items have",
     dependencies=[MaySearch],
     responses={
-        200: {"content": {"application/json": {"example": {"facets": [_FACET]}}}},
+        200: shown({"facets": [_FACET]}),
         **documented(INVALID, *ACCESS),
     },
 )

@@ -4,7 +4,7 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path as File
 from time import monotonic
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import anyio
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -29,7 +29,7 @@ from service.problems import (
     documented,
 )
 from service.running import JobRunning, start_job
-from service.schemas import JobBody, JobsAnswer, JobStatus
+from service.schemas import JobBody, JobsAnswer, JobStatus, shown
 from service.storing import in_thread
 
 router = APIRouter(tags=["jobs"], dependencies=[MayAdmin])
@@ -61,17 +61,13 @@ _RUNNING = {
 }
 
 
-def _shown(example: object, description: str) -> dict[str, Any]:
-    return {"description": description, "content": {"application/json": {"example": example}}}
-
-
 @router.post(
     "/v1/jobs",
     summary="Re-index a source",
     status_code=202,
     responses={
         202: {
-            **_shown(_RUNNING, "The job has begun"),
+            **shown(_RUNNING, "The job has begun"),
             "headers": {"Location": {"description": "where to watch it", "schema": {"type": "string"}}},
         },
         **documented(*BODIES, INVALID, JOB_RUNNING, BUNDLE, NOT_READY, *ACCESS),
@@ -133,7 +129,7 @@ async def _bundle(backend: Backend, name: str | None) -> Bundle:
 @router.get(
     "/v1/jobs",
     summary="List jobs",
-    responses={200: _shown({"jobs": [_RUNNING]}, "Jobs, the newest first"), **documented(INVALID, *ACCESS)},
+    responses={200: shown({"jobs": [_RUNNING]}, "Jobs, the newest first"), **documented(INVALID, *ACCESS)},
 )
 async def list_jobs(serving: Serving, count: Annotated[int, Query(ge=1, le=1000)] = 20) -> JobsAnswer:
     """The newest ones, whoever started them."""
@@ -148,7 +144,7 @@ async def list_jobs(serving: Serving, count: Annotated[int, Query(ge=1, le=1000)
 @router.get(
     "/v1/jobs/{job_id}",
     summary="A job as it is now",
-    responses={200: _shown(_RUNNING, "The job"), **documented(JOB_MISSING, INVALID, *ACCESS)},
+    responses={200: shown(_RUNNING, "The job"), **documented(JOB_MISSING, INVALID, *ACCESS)},
 )
 async def read(job_id: JobId, serving: Serving) -> JobStatus:
     return JobStatus.of(await in_thread(serving, _record, serving, job_id))
@@ -164,7 +160,7 @@ def _record(backend: Backend, job_id: int) -> JobRecord:
     summary="Cancel a job",
     status_code=202,
     responses={
-        202: _shown(_RUNNING, "The job will end"),
+        202: shown(_RUNNING, "The job will end"),
         **documented(JOB_MISSING, JOB_ENDED, INVALID, *ACCESS),
     },
 )

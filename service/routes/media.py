@@ -9,7 +9,7 @@ from fastapi.responses import FileResponse
 
 from service.backend import PHOTO_TYPES, Serving
 from service.problems import INVALID, NOT_FOUND, ProblemError, documented
-from service.schemas import Example, Examples
+from service.schemas import Example, Examples, shown
 
 router = APIRouter(tags=["pictures"])
 
@@ -45,7 +45,7 @@ def media(digest: str, serving: Serving, if_none_match: Annotated[str, Header()]
 @router.get(
     "/v1/examples",
     summary="Photos to try the search with",
-    responses={200: {"content": {"application/json": {"example": _EXAMPLES}}}, **documented()},
+    responses={200: shown(_EXAMPLES), **documented()},
 )
 async def examples(request: Request, serving: Serving) -> Examples:
     root = request.scope.get("root_path", "")

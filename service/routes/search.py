@@ -32,7 +32,7 @@ from service.problems import (
     URL_OFF,
     documented,
 )
-from service.schemas import BatchAnswer, BatchBody, Match, MatchedImage, SearchAnswer
+from service.schemas import BatchAnswer, BatchBody, Match, MatchedImage, SearchAnswer, shown
 from service.walking import find_photo, milliseconds, photo_bytes, while_connected
 
 router = APIRouter(tags=["search"], dependencies=[MaySearch])
@@ -71,11 +71,6 @@ _FOUND_ALIKE = {
 }
 _BASE64 = "/9j/4AAQSkZJRg..."
 _MUGS = {"category": "mug", "price": {"lt": 20}}
-
-
-def _shown(example: object) -> dict[int | str, dict[str, Any]]:
-    """A success, with its example."""
-    return {200: {"content": {"application/json": {"example": example}}}}
 
 
 def _batch_body() -> dict[str, Any]:
@@ -153,7 +148,7 @@ def _address_options() -> dict[str, dict[str, Any]]:
 @router.post(
     "/v1/search",
     summary="Find the items that look like a photo, or like an item",
-    responses={**_shown(_FOUND), **documented(*_ERRORS)},
+    responses={200: shown(_FOUND), **documented(*_ERRORS)},
     openapi_extra=_body(),
 )
 async def search(request: Request, serving: Serving) -> SearchAnswer:
@@ -170,7 +165,7 @@ async def search(request: Request, serving: Serving) -> SearchAnswer:
 @router.post(
     "/v1/search/batch",
     summary="Find the items that look like each of several photos",
-    responses={**_shown({"answers": [_FOUND, _FOUND_ALIKE]}), **documented(*_ERRORS)},
+    responses={200: shown({"answers": [_FOUND, _FOUND_ALIKE]}), **documented(*_ERRORS)},
     openapi_extra=_batch_body(),
 )
 async def search_batch(request: Request, serving: Serving) -> BatchAnswer:

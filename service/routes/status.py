@@ -3,7 +3,6 @@
 import logging
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
@@ -13,7 +12,7 @@ from index.jobs import JobRecord, opened_jobs
 from service.access import MaySearch
 from service.backend import Serving
 from service.problems import ACCESS, NOT_READY, ProblemError, documented
-from service.schemas import BundleStatus, GalleryStatus, Health, Limits, Status
+from service.schemas import BundleStatus, GalleryStatus, Health, Limits, Status, shown
 
 log = logging.getLogger(__name__)
 
@@ -59,15 +58,10 @@ lookalike_ready 1.0
 """
 
 
-def _shown(example: object) -> dict[int | str, dict[str, Any]]:
-    """A success, with its example."""
-    return {200: {"content": {"application/json": {"example": example}}}}
-
-
 @router.get(
     "/v1/status",
     summary="The gallery, the model and the limits",
-    responses={**_shown(_STATUS), **documented(*ACCESS)},
+    responses={200: shown(_STATUS), **documented(*ACCESS)},
     dependencies=[MaySearch],
 )
 def status(serving: Serving) -> Status:
@@ -88,12 +82,12 @@ def _bundle(card: BundleCard) -> BundleStatus:
     return BundleStatus(**{name: getattr(card, name) for name in BundleStatus.model_fields})
 
 
-@router.get("/healthz", summary="The process is alive", responses={**_shown(_OK), **documented()})
+@router.get("/healthz", summary="The process is alive", responses={200: shown(_OK), **documented()})
 async def healthz() -> Health:
     return Health()
 
 
-@router.get("/readyz", summary="A search can be answered", responses={**_shown(_OK), **documented(NOT_READY)})
+@router.get("/readyz", summary="A search can be answered", responses={200: shown(_OK), **documented(NOT_READY)})
 async def readyz(serving: Serving) -> Health:
     if serving.leaving:
         raise ProblemError(NOT_READY, "The service is about to end.", "Send the request to another one.")
