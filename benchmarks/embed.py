@@ -167,7 +167,7 @@ def speed_rows(rates: dict[tuple[str, int], float]) -> list[Row]:
 
 def recall_row(folder: Path, data: DataSet) -> Row:
     """What 8 bits do to a trained model: the backbone behind an untrained head is not what anyone serves."""
-    config = load_config(None, [], preset="sample")
+    config = load_config(None, [], presets=["sample"])
     with TrainingBar(config) as watcher:
         train(config, data, folder / "trained", "sample", watcher)
     fp32 = export_run(RunFolder(folder / "trained"), folder / "trained-bundle", data.test[:64])

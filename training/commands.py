@@ -50,7 +50,7 @@ def train(
     from training.config import load_config
     from training.loop import train as run
 
-    settings = load_config(config, set_ or [], preset=data.partition(":")[0])
+    settings = load_config(config, set_ or [], presets=_presets(data))
     photos = _load(data)
     if protocol == "mlrc":
         _train_folds(settings, photos, out, data, resume=resume)
@@ -292,6 +292,13 @@ def _parse_ks(text: str) -> list[int]:
     if not ks or ks[0] < 1:
         raise TrainingError(f"--k {text!r} is no list of positive numbers.", "Write it as 1,2,4,8.")
     return ks
+
+
+def _presets(data: str) -> list[str]:
+    """The preset of a data set, if it has one."""
+    from training.config import preset_names
+
+    return [name for name in preset_names() if name == data.partition(":")[0]]
 
 
 def _load(spec: str) -> "DataSet":

@@ -1,5 +1,6 @@
 """The settings of a training run: one validated file, with overrides from the command line."""
 
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,7 +23,13 @@ class BackboneSettings(Frozen):
     )
     layer_norm: bool = Field(default=False, description="normalise the features before the head")
     embedding_size: int = Field(default=512, gt=0)
-    freeze_batch_norm: bool = True
+    batch_norm: Literal["learn", "fixed_statistics", "frozen"] = Field(
+        default="fixed_statistics",
+        description="learn statistics and affine parameters, keep the pretrained statistics, or keep both",
+    )
+    frozen_stages: int = Field(
+        default=0, description="first stages that never learn; negative: all but the last so many, as in a slice"
+    )
 
 
 class LossSettings(Frozen):
@@ -32,11 +39,24 @@ class LossSettings(Frozen):
     settings: dict[str, Any] = {}
 
 
-class AugmentationSettings(Frozen):
-    """Random resized crop and horizontal flip, as in the paper."""
+Share = Annotated[float, Field(gt=0, le=1)]
+Probability = Annotated[float, Field(ge=0, le=1)]
 
-    crop_scale: tuple[Annotated[float, Field(gt=0, le=1)], Annotated[float, Field(gt=0, le=1)]] = (0.2, 1.0)
+
+class AugmentationSettings(Frozen):
+    """Random resized crop and horizontal flip as in the paper; everything else is off by default."""
+
+    crop_scale: tuple[Share, Share] = Field(default=(0.2, 1.0), description="smallest and largest share of the area")
+    interpolation: Literal["bicubic", "bilinear"] = Field(default="bicubic", description="filter of the resize")
     flip: bool = True
+    rotation: float = Field(default=0, ge=0, le=180, description="largest angle in degrees, either way")
+    colour_jitter: Probability = Field(
+        default=0, description="brightness, contrast and saturation change by up to this share"
+    )
+    hue_jitter: float = Field(default=0, ge=0, le=0.5, description="largest shift of the hue, as a share of the circle")
+    blur: Probability = Field(default=0, description="probability of a Gaussian blur")
+    jpeg: Probability = Field(default=0, description="probability of JPEG compression at a quality of 30 to 95")
+    erasing: Probability = Field(default=0, description="probability that a random rectangle is erased")
 
     @model_validator(mode="after")
     def _ordered(self) -> "AugmentationSettings":
@@ -48,25 +68,47 @@ class AugmentationSettings(Frozen):
 class SamplingSettings(Frozen):
     """How photos are put into batches."""
 
-    kind: Literal["random", "balanced"] = "random"
+    kind: Literal["auto", "random", "balanced", "power"] = Field(
+        default="auto", description="auto: balanced for losses on pairs, random for the others"
+    )
     batch_size: int = Field(default=128, gt=1, description="over all processes together")
-    photos_per_class: int = Field(default=4, gt=1, description="of a class in a balanced batch")
+    photos_per_class: int = Field(default=4, gt=1, description="with balanced: photos of a class in a batch")
+    power: float = Field(
+        default=0.5, ge=0, le=1, description="with power: a class is drawn in proportion to its size to this power"
+    )
+    max_per_class: int | None = Field(
+        default=None, gt=0, description="with power: most photos of a class in an epoch; by default no limit"
+    )
+    steps_per_epoch: int | None = Field(
+        default=None, gt=0, description="batches of an epoch; by default as many as show about every photo once"
+    )
 
     @model_validator(mode="after")
     def _whole_classes(self) -> "SamplingSettings":
         if self.kind == "balanced" and self.batch_size % self.photos_per_class:
-            raise ValueError(f"batch_size {self.batch_size} is no multiple of photos_per_class {self.photos_per_class}")
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of photos_per_class {self.photos_per_class}"
+            )
         return self
 
 
 class OptimiserSettings(Frozen):
     """How the weights move; the loss's own parameters (proxies) are a group of their own."""
 
-    name: Literal["adam", "adamw"] = "adamw"
+    name: Literal["adam", "adamw", "rmsprop"] = "adamw"
     learning_rate: float = Field(default=1e-4, gt=0)
     proxy_factor: float = Field(default=100.0, gt=0, description="the loss's parameters learn this much faster")
+    layer_decay: float = Field(
+        default=1.0, gt=0, le=1, description="each stage of the backbone learns at this share of the next one's rate"
+    )
     weight_decay: float = Field(default=1e-4, ge=0)
-    clip_value: float | None = Field(default=10.0, gt=0, description="bound of every entry of a gradient")
+    eps: float = Field(default=1e-8, gt=0, description="added to the denominator of Adam's and RMSprop's step")
+    clip_value: float | None = Field(default=10.0, gt=0, description="limit of every entry of a gradient")
+    clip_norm: float | None = Field(default=None, gt=0, description="limit of the norm of all gradients together")
+    accumulation: int = Field(default=1, gt=0, description="batches whose mean gradient makes one step")
+    ema_decay: float | None = Field(
+        default=None, gt=0, lt=1, description="keep and measure a moving average of the weights, e.g. 0.999"
+    )
 
 
 class ScheduleSettings(Frozen):
@@ -76,6 +118,7 @@ class ScheduleSettings(Frozen):
     step_epochs: int = Field(default=5, gt=0, description="with `step`: epochs between two drops")
     step_factor: float = Field(default=0.5, gt=0, le=1, description="with `step`: what remains after a drop")
     warm_up_epochs: int = Field(default=0, ge=0, description="first epochs that train only the head and the proxies")
+    ramp_epochs: float = Field(default=0, ge=0, description="epochs over which the rate rises linearly from zero")
 
 
 class SelectionSettings(Frozen):
@@ -85,15 +128,20 @@ class SelectionSettings(Frozen):
     fold: int | None = Field(default=None, ge=0, description="hold out this fold of the classes instead of a share")
     folds: int = Field(default=4, gt=1)
     metric: Literal["recall@1", "map@r"] = "map@r"
-    patience: int | None = Field(default=None, gt=0, description="stop after so many epochs without a better one")
+    patience: int | None = Field(
+        default=10, gt=0, description="stop after so many epochs without a better one; needs held-out classes"
+    )
 
     @model_validator(mode="after")
-    def _judged(self) -> "SelectionSettings":
+    def _existing_fold(self) -> "SelectionSettings":
         if self.fold is not None and self.fold >= self.folds:
-            raise ValueError(f"fold {self.fold} is none of the {self.folds} folds, which count from 0")
-        if self.patience and not self.validation_share and self.fold is None:
-            raise ValueError("patience needs a validation_share above 0 or a fold to judge by")
+            raise ValueError(f"fold {self.fold} does not exist: the {self.folds} folds are counted from 0")
         return self
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether classes are held out to choose the epoch."""
+        return self.fold is not None or self.validation_share > 0
 
 
 class TrainingConfig(Frozen):
@@ -108,27 +156,60 @@ class TrainingConfig(Frozen):
     schedule: ScheduleSettings = ScheduleSettings()
     selection: SelectionSettings = SelectionSettings()
     epochs: int = Field(default=40, ge=0)
+    stop_epoch: int | None = Field(
+        default=None, ge=0, description="end after this epoch; the schedule still plans for `epochs`"
+    )
     seed: int = Field(default=0, ge=0)
     cached_views: int = Field(
-        default=0, ge=0, description="train only the head, on this many cached views of every photo; 0 trains it all"
+        default=0, ge=0, description="train on this many cached augmented views of every photo; 0: on the photos"
+    )
+    cached_stage: int | None = Field(
+        default=None,
+        description="with cached_views: stages before this one are cached, the rest learn, as in a slice (-1: the last"
+        " stage learns); by default only the head learns",
     )
     test_every: int = Field(default=1, ge=0, description="epochs between two looks at the test classes; 0: at the end")
+    log_every: int = Field(default=10, gt=0, description="steps between two entries of the loss's state in the logs")
+    tracker: Literal["mlflow", "wandb"] | None = Field(default=None, description="also report to this service")
     mixed_precision: bool = Field(default=True, description="on CUDA; elsewhere it is float32")
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     workers: int | None = Field(default=None, ge=0, description="processes that decode photos; by default chosen")
+    compile: bool = Field(default=False, description="compile the network with torch.compile")
+    cudnn_benchmark: bool = Field(default=True, description="let cuDNN time its algorithms and take the fastest")
+    tf32: bool = Field(default=True, description="on CUDA: 32-bit products with 19-bit inputs")
     checkpoint_minutes: float = Field(default=10, gt=0, description="between checkpoints within a long epoch")
 
+    @model_validator(mode="after")
+    def _cached(self) -> "TrainingConfig":
+        if self.cached_stage is not None and not self.cached_views:
+            raise ValueError(f"cached_stage={self.cached_stage} needs cached_views of 1 or more")
+        return self
 
-def load_config(file: Path | None, overrides: list[str], preset: str | None = None) -> TrainingConfig:
-    """Defaults, then a preset, then the file, then `key=value` overrides with dotted keys."""
+    @property
+    def last_epoch(self) -> int:
+        """The epoch after which the run ends."""
+        return self.epochs if self.stop_epoch is None else min(self.stop_epoch, self.epochs)
+
+
+RESUMABLE = frozenset({"epochs", "stop_epoch", "workers", "device", "checkpoint_minutes", "tracker"})
+"""Settings that may change when a run is resumed: they decide how long and where it runs, not what it learns."""
+
+
+def load_config(file: Path | None, overrides: list[str], presets: Sequence[str] = ()) -> TrainingConfig:
+    """Defaults, then the presets in turn, then the file, then `key=value` overrides with dotted keys."""
     raw: dict[str, Any] = {}
-    if preset and (text := _preset(preset)):
-        raw = yaml.safe_load(text)
+    for preset in presets:
+        raw = layer_settings(raw, read_preset(preset))
     if file:
         if not file.is_file():
             raise TrainingError(f"No configuration file at {file}.", "Check the path given with --config.")
-        raw = _layered(raw, _parsed_file(file))
-    raw = _layered(raw, _parsed_overrides(overrides))
+        raw = layer_settings(raw, _parsed_file(file))
+    raw = layer_settings(raw, _parsed_overrides(overrides))
+    return parse_config(raw)
+
+
+def parse_config(raw: Mapping[str, Any]) -> TrainingConfig:
+    """The validated settings, or one error that names every wrong one with its value."""
     try:
         return TrainingConfig.model_validate(raw)
     except ValidationError as error:
@@ -136,16 +217,25 @@ def load_config(file: Path | None, overrides: list[str], preset: str | None = No
         raise TrainingError("Bad training settings: " + "; ".join(lines) + ".", "See docs/train.md.") from None
 
 
-def _preset(name: str) -> str | None:
-    file = resources.files("training") / "presets" / f"{name}.yaml"
-    return file.read_text(encoding="utf-8") if file.is_file() else None
+def preset_names() -> list[str]:
+    """Every name that `--preset` accepts."""
+    files = (resources.files("training") / "presets").iterdir()
+    return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
+
+
+def read_preset(name: str) -> dict[str, Any]:
+    """The settings of a preset as they stand in its file."""
+    if name not in (known := preset_names()):
+        raise TrainingError(f"No preset is called {name!r}.", f"Known presets: {', '.join(known)}.")
+    raw: dict[str, Any] = yaml.safe_load((resources.files("training") / "presets" / f"{name}.yaml").read_text("utf-8"))
+    return raw
 
 
 def _parsed_file(file: Path) -> dict[str, Any]:
     try:
         raw = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise TrainingError(f"{file} is not YAML: {error}.", "Mend the file.") from None
+        raise TrainingError(f"{file} is not YAML: {error}.", "Correct the file.") from None
     if not isinstance(raw, dict):
         raise TrainingError(f"{file} holds no settings.", "Write them as `key: value` lines.")
     return raw
@@ -167,7 +257,7 @@ def _parsed_overrides(overrides: list[str]) -> dict[str, Any]:
     return parsed
 
 
-def _layered(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def layer_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     """`over` on top of `base`; another loss does not inherit the settings of the one below."""
     loss, other = base.get("loss"), over.get("loss")
     if isinstance(loss, dict) and isinstance(other, dict) and other.get("name", loss.get("name")) != loss.get("name"):

@@ -61,7 +61,7 @@ class Demo:
     @property
     def config(self) -> TrainingConfig:
         """The preset of the sample shop: Proxy-ISA on Lite0, small enough for two CPU cores."""
-        return load_config(None, ["epochs=2"] if self.quick else [], preset="sample")
+        return load_config(None, ["epochs=2"] if self.quick else [], presets=["sample"])
 
     def train(self, data: DataSet, watcher: Watcher) -> None:
         """Trains the embedder, or goes on with an interrupted run."""

@@ -103,7 +103,7 @@ def test_vectors_can_be_made_of_features_kept_from_before() -> None:
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_frozen_batch_norm_keeps_its_statistics_while_training(frozen: bool) -> None:
-    model = untrained("test_resnet", input_size=32, freeze_batch_norm=frozen).train()
+    model = untrained("test_resnet", input_size=32, batch_norm="fixed_statistics" if frozen else "learn").train()
     before = model.backbone.bn1.running_mean.clone()
     model(random_pixels(4, 32)).sum().backward()
     assert torch.equal(model.backbone.bn1.running_mean, before) == frozen
@@ -112,7 +112,7 @@ def test_frozen_batch_norm_keeps_its_statistics_while_training(frozen: bool) -> 
 
 
 def test_a_frozen_backbone_leaves_only_the_head_to_learn() -> None:
-    model = untrained("test_resnet", input_size=32, freeze_batch_norm=False)
+    model = untrained("test_resnet", input_size=32, batch_norm="learn")
     model.freeze_backbone()
     model.train()
     before = {name: value.clone() for name, value in model.backbone.state_dict().items()}

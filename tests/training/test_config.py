@@ -12,16 +12,16 @@ from training.losses.registry import make_loss
 def test_overrides_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("epochs: 9\nsampling: {batch_size: 7}\nloss: {settings: {tau: 2}}\n")
-    config = load_config(file, ["epochs=3", "backbone.embedding_size=64"], preset="sample")
+    config = load_config(file, ["epochs=3", "backbone.embedding_size=64"], presets=["sample"])
     assert (config.epochs, config.sampling.batch_size, config.backbone.embedding_size) == (3, 7, 64)
     assert config.preprocessing.input_size == 128, "from the preset"
     assert config.loss.settings["tau"] == 2 and "volume" in config.loss.settings, "nested settings are merged"
 
 
 def test_another_loss_does_not_inherit_the_presets_settings() -> None:
-    config = load_config(None, ["loss.settings.alpha=16", "loss.name=proxy_anchor"], preset="cub")
+    config = load_config(None, ["loss.settings.alpha=16", "loss.name=proxy_anchor"], presets=["cub"])
     assert config.loss.model_dump() == {"name": "proxy_anchor", "settings": {"alpha": 16}}
-    assert load_config(None, ["loss.name=proxy_isa"], preset="cub").loss.settings == {"hardness_sensitivity": 0.9}
+    assert load_config(None, ["loss.name=proxy_isa"], presets=["cub"]).loss.settings == {"hardness_sensitivity": 0.9}
 
 
 def test_every_mistake_is_named_with_its_value(tmp_path: Path) -> None:
@@ -32,7 +32,7 @@ def test_every_mistake_is_named_with_its_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["sampling={kind: balanced, batch_size: 10}", "selection={patience: 2, validation_share: 0}"]
+    "override", ["sampling={kind: balanced, batch_size: 10}", "selection={fold: 4, folds: 4}", "cached_stage=-1"]
 )
 def test_settings_that_contradict_each_other_are_refused(override: str) -> None:
     with pytest.raises(TrainingError, match="Bad training settings"):
@@ -41,7 +41,7 @@ def test_settings_that_contradict_each_other_are_refused(override: str) -> None:
 
 @pytest.mark.parametrize("preset", ["sample", "cub", "cars", "sop", "inshop"])
 def test_every_preset_is_valid_down_to_its_loss(preset: str) -> None:
-    config = load_config(None, [], preset=preset)
+    config = load_config(None, [], presets=[preset])
     loss = make_loss(config.loss.name, 4, 8, {"steps_per_epoch": 10, "train_size": 100} | config.loss.settings)
     assert config.loss.name == "proxy_isa" and sum(1 for _ in loss.parameters()) == 1
 

@@ -90,7 +90,7 @@ class EmbeddingModel(nn.Module):
         super().train(mode)
         if self._frozen_backbone:
             self.backbone.eval()
-        if self._settings.freeze_batch_norm:
+        if self._settings.batch_norm != "learn":
             for module in self.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
