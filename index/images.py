@@ -6,9 +6,11 @@ code, so nothing else in the project opens an image for the embedder.
 
 import hashlib
 import io
-from math import ceil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import ceil, floor
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,25 +29,40 @@ Image.MAX_IMAGE_PIXELS = _MOST_PIXELS // 2
 
 _REMEDY = "Send a whole JPEG, PNG, WebP, GIF or BMP file."
 _SPARE = 1.25
-_LEAST_SIDE = 320
-"""A large JPEG is decoded at a reduced scale only while its short side stays this many times the resized one: the
-inverse cosine transform then drops only detail that resizing would have averaged away. And it stays this many pixels,
-of which thumbnails are made."""
+"""A large JPEG is decoded at a reduced scale only while its sides stay this many times those that they are resized to:
+the inverse cosine transform then drops only detail that resizing would have averaged away. On sharp photos of 160 to
+350 pixels the result differs by 1.6 levels of 255 on average at half scale, less than that of another resize filter
+(1.9), while at 1.0 it differs by more (2.3)."""
+_LEAST_SIDE = 256
+"""Photos that are shown too are decoded as if they were resized to this side or more: thumbnails of 320 pixels are
+made of them."""
+_JPEGS = ("JPEG", "MPO")
 _MOST_SCANS = 100
 """Of a progressive JPEG. Encoders write about ten; each costs a pass over all pixels for a few bytes of file."""
+
+
+class _Turn(NamedTuple):
+    """What sets a photo upright, and where its sides lie in the file's picture."""
+
+    method: Image.Transpose | None = None
+    left_was_end: bool = False
+    """The upright left side is the right or the bottom of the file's picture."""
+    top_was_end: bool = False
+    lying: bool = False
+    """The upright rows are the columns of the file's picture."""
+
+
+_UPRIGHT = _Turn()
 _TURNS = {
-    2: (Image.Transpose.FLIP_LEFT_RIGHT, True, False),
-    3: (Image.Transpose.ROTATE_180, True, True),
-    4: (Image.Transpose.FLIP_TOP_BOTTOM, False, True),
-    5: (Image.Transpose.TRANSPOSE, False, False),
-    6: (Image.Transpose.ROTATE_270, True, False),
-    7: (Image.Transpose.TRANSVERSE, True, True),
-    8: (Image.Transpose.ROTATE_90, False, True),
+    2: _Turn(Image.Transpose.FLIP_LEFT_RIGHT, True, False),
+    3: _Turn(Image.Transpose.ROTATE_180, True, True),
+    4: _Turn(Image.Transpose.FLIP_TOP_BOTTOM, False, True),
+    5: _Turn(Image.Transpose.TRANSPOSE, False, False, True),
+    6: _Turn(Image.Transpose.ROTATE_270, True, False, True),
+    7: _Turn(Image.Transpose.TRANSVERSE, True, True, True),
+    8: _Turn(Image.Transpose.ROTATE_90, False, True, True),
 }
-"""What sets a photo upright, by its EXIF orientation; and whether its left and its top were an end of the file's
-picture, that is its right or its bottom."""
-_LYING = 5
-"""The first of the orientations whose rows are the file's columns."""
+"""By EXIF orientation."""
 
 Box = tuple[float, float, float, float]
 
@@ -117,26 +134,80 @@ def load_pixels(data: bytes, rule: Preprocessing, limits: ImageLimits = DEFAULT_
 
 def decode(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
     """An upright RGB image, or an ImageError that names the reason."""
-    return _decoded(data, limits, 0)[0]
+    return EncodedImage(data, limits).read()[0]
 
 
 def decode_for(rule: Preprocessing, data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> tuple[Image.Image, Box]:
     """The same as `rule` needs it, a large JPEG at a reduced scale; and the part of it that is the photo: its last
-    pixels lie partly beyond it where a side is no multiple of the scale.
+    pixels lie partly beyond it where a side is not a multiple of the scale.
     """
-    return _decoded(data, limits, max(_LEAST_SIDE, ceil(_SPARE * rule.resize)))
+    return EncodedImage(data, limits).read(side=max(_LEAST_SIDE, rule.resize))
 
 
-def _decoded(data: bytes, limits: ImageLimits, least_side: int) -> tuple[Image.Image, Box]:
-    _check_bytes(len(data), limits)
-    image = _opened(data)
-    if image.width * image.height > limits.max_pixels:
-        raise _too_many_pixels(f"{image.width} x {image.height} pixels; the limit is {limits.max_pixels:,}")
+class EncodedImage:
+    """An image whose header has been read and checked, and whose pixels are decoded by one call of `read`.
+
+    `size` is that of the upright image. Only a JPEG is left undecoded until then: the other formats have a single
+    scale, and a PNG may note its orientation after the pixels.
+    """
+
+    def __init__(self, data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> None:
+        _check_bytes(len(data), limits)
+        self._image = image = _opened(data)
+        width, height = image.size
+        if width * height > limits.max_pixels:
+            raise _too_many_pixels(f"{width} x {height} pixels; the limit is {limits.max_pixels:,}")
+        if image.format not in _JPEGS:
+            with _naming_reason():
+                image.load()
+        self._turn = _turn_of(image)
+        self.size = (height, width) if self._turn.lying else (width, height)
+
+    def read(self, part: Box | None = None, side: float | None = None) -> tuple[Image.Image, Box]:
+        """Returns the upright RGB pixels of a part, or of the whole image, and the place of the part among them.
+
+        `side` is the length that the sides of the part will be resized to: a JPEG is decoded at the smallest scale
+        that has enough pixels for it. Its outermost pixels may then lie partly outside the part.
+        """
+        part = part or (0, 0, *self.size)
+        with _naming_reason():
+            scale = self._reduce(min(part[2] - part[0], part[3] - part[1]) / side if side else 1)
+            self._image.load()
+            place = [edge / scale for edge in self._in_file(part)]
+            outer = (floor(place[0]), floor(place[1]), ceil(place[2]), ceil(place[3]))
+            # Cut before turning and converting: both take longer than cutting.
+            cut = self._image if outer == (0, 0, *self._image.size) else self._image.crop(outer)
+            upright = _to_rgb(cut.transpose(self._turn.method) if self._turn.method is not None else cut)
+        left, top, right, bottom = (place[i] - outer[i % 2] for i in range(4))
+        if self._turn.lying:
+            left, top, right, bottom = top, left, bottom, right
+        if self._turn.left_was_end:
+            left, right = upright.width - right, upright.width - left
+        if self._turn.top_was_end:
+            top, bottom = upright.height - bottom, upright.height - top
+        return upright, (left, top, right, bottom)
+
+    def _reduce(self, excess: float) -> int:
+        """Selects the scale of a part that has `excess` times the pixels per side that it is resized to."""
+        scale = next((scale for scale in (8, 4, 2) if excess >= scale * _SPARE), 1)
+        width, height = self._image.size
+        reduced = scale > 1 and self._image.draft(None, (width // scale, height // scale))
+        return scale if reduced else 1
+
+    def _in_file(self, part: Box) -> Box:
+        """The place of an upright part in the file's picture at full scale."""
+        left, top, right, bottom = part
+        if self._turn.left_was_end:
+            left, right = self.size[0] - right, self.size[0] - left
+        if self._turn.top_was_end:
+            top, bottom = self.size[1] - bottom, self.size[1] - top
+        return (top, left, bottom, right) if self._turn.lying else (left, top, right, bottom)
+
+
+@contextmanager
+def _naming_reason() -> Iterator[None]:
     try:
-        reduced = image.draft(None, (least_side, least_side)) if least_side else None
-        image.load()
-        upright, part = _upright(image, reduced[1][2:] if reduced else image.size)
-        return _to_rgb(upright), part
+        yield
     except Exception as error:  # as in _opened: SyntaxError, OSError, struct.error, ValueError...
         reason: Reason = "truncated" if "truncated" in str(error).lower() else "unreadable"
         raise ImageError(reason, f"The image is {reason}: {error}.") from error
@@ -166,28 +237,17 @@ def _opened(data: bytes) -> Image.Image:
     except Exception as error:  # Pillow's parsers raise many types on hostile headers
         raise ImageError("unreadable", f"The image's header cannot be read: {error}.") from error
     # Within compressed data FF is never followed by DA, so this counts scans, and those of embedded previews.
-    if image.format in ("JPEG", "MPO") and (scans := data.count(b"\xff\xda")) > _MOST_SCANS:
+    if image.format in _JPEGS and (scans := data.count(b"\xff\xda")) > _MOST_SCANS:
         raise ImageError("unreadable", f"The image has {scans} scans; at most {_MOST_SCANS} are decoded.")
     return image
 
 
-def _upright(image: Image.Image, size: tuple[float, float]) -> tuple[Image.Image, Box]:
-    """Turned as the camera noted, and the part of it that was the first `size` pixels. Damaged notes are no reason to
-    refuse a photo that can be seen.
-    """
+def _turn_of(image: Image.Image) -> _Turn:
+    """How the camera noted that it was held. Damaged notes are not a reason to refuse a photo that can be seen."""
     try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-        turn = _TURNS.get(orientation)
+        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1), _UPRIGHT)
     except Exception:  # the parser raises many types on hostile notes
-        turn = None
-    if turn is None:
-        return image, (0, 0, *size)
-    method, left_was_end, top_was_end = turn
-    turned = image.transpose(method)
-    across, down = size[::-1] if orientation >= _LYING else size
-    left = turned.width - across if left_was_end else 0
-    top = turned.height - down if top_was_end else 0
-    return turned, (left, top, left + across, top + down)
+        return _UPRIGHT
 
 
 _STRIP = 256

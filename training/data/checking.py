@@ -4,7 +4,6 @@ Photos found good are remembered by path, size and time of change, so that the n
 """
 
 import io
-import os
 import sqlite3
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +13,14 @@ from pathlib import Path
 
 from PIL import ExifTags, Image, ImageOps
 
+from index.cores import usable_cores
 from index.images import DEFAULT_LIMITS, FORMATS, ImageError, decode
 from training.data.photos import cache_folder
 from training.data.records import DataSet, Photo, Progress, counted, tallied, usable, visible_part
 from training.errors import TrainingError
 
 _AT_ONCE = 512
+_MAX_THREADS = 8
 _EXAMPLES = 3
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS good (
@@ -33,7 +34,7 @@ def check_photos(data: DataSet, *, cache: Path | None = None, on_progress: Progr
     photos = list(dict.fromkeys((*data.train, *data.test)))
     bad: dict[Photo, str] = {}
     file = cache or cache_folder() / "checked-photos.sqlite"
-    with closing(_open_record(file)) as record, ThreadPoolExecutor(_threads()) as pool:
+    with closing(_open_record(file)) as record, ThreadPoolExecutor(min(_MAX_THREADS, usable_cores())) as pool:
         for start in range(0, len(photos), _AT_ONCE):
             part = photos[start : start + _AT_ONCE]
             bad |= _check_part(part, record, pool)
@@ -125,7 +126,3 @@ def _open_record(file: Path) -> sqlite3.Connection:
             "Delete it, or set XDG_CACHE_HOME to a folder that can be written.",
         ) from error
     return record
-
-
-def _threads() -> int:
-    return min(8, os.cpu_count() or 1)

@@ -4,7 +4,6 @@ Every photo's augmentation follows from (seed, epoch, index), not from a generat
 resumed run sees the same pixels as one that was never stopped, however many processes decode.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,25 +12,49 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from index.images import ImageError, Preprocessing, decode, load_pixels, read_file
+from index.cores import usable_cores
+from index.images import EncodedImage, ImageError, Preprocessing, load_pixels, read_file
 from training.config import AugmentationSettings
-from training.data.records import Photo, visible_part
+from training.data.augmentation import augment
+from training.data.records import Box, Photo, visible_part
 from training.errors import TrainingError
 
+_MAX_WORKERS = 8
+"""More seldom help a GPU, and each holds two batches in memory."""
 
-def read_photo(photo: Photo) -> Image.Image:
-    """An upright RGB image, by the same code that serves, cut to the photo's box if it has one."""
+
+def decoding_workers(wanted: int | None, device_type: str, local_processes: int = 1) -> int:
+    """The processes that decode photos for one training process, of `local_processes` on this machine.
+
+    By default it is one on a CPU, where the network needs the cores too, and none where there is a single core. For a
+    GPU it is up to 8, and at least one, so that photos are decoded while the GPU computes.
+    """
+    if wanted is not None:
+        return wanted
+    spare = max(0, usable_cores() // local_processes - 1)
+    return min(spare, 1) if device_type == "cpu" else min(max(spare, 1), _MAX_WORKERS)
+
+
+def read_photo(photo: Photo, side: int | None = None) -> Image.Image:
+    """An upright RGB image, by the same code that serves, cut to the photo's box if it has one.
+
+    With `side`, a large JPEG has only the pixels that it needs when its short side is resized to that.
+    """
     with _naming(photo):
-        image = decode(read_file(photo.path))
-    if photo.box is None:
-        return image
-    part = visible_part(photo.box, image.size)
+        image, part = _opened(photo)
+        return image.read(part, side)[0]
+
+
+def _opened(photo: Photo) -> tuple[EncodedImage, Box]:
+    """The undecoded image, and the part of it that is the photo."""
+    image = EncodedImage(read_file(photo.path))
+    part = visible_part(photo.box or (0, 0, *image.size), image.size)
     if part is None:
         raise TrainingError(
             f"{photo.path} (class {photo.label}): the box {photo.box} lies outside its {image.size} pixels.",
-            "Mend the box, in pixels of the upright image.",
+            "Correct the box, in pixels of the upright image.",
         )
-    return image.crop(part)
+    return image, part
 
 
 @contextmanager
@@ -40,21 +63,6 @@ def _naming(photo: Photo) -> Iterator[None]:
         yield
     except ImageError as error:
         raise TrainingError(f"{photo.path} (class {photo.label}) cannot be used: {error}") from error
-
-
-def augment(image: Image.Image, side: int, settings: AugmentationSettings, rng: np.random.Generator) -> Image.Image:
-    """A random part of the image, of random area and aspect ratio, resized to a square and maybe mirrored."""
-    width, height = image.size
-    area = width * height * rng.uniform(*settings.crop_scale)
-    ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
-    crop_width = min(width, max(1, round(math.sqrt(area * ratio))))
-    crop_height = min(height, max(1, round(math.sqrt(area / ratio))))
-    left, top = rng.integers(width - crop_width + 1), rng.integers(height - crop_height + 1)
-    box = (int(left), int(top), int(left) + crop_width, int(top) + crop_height)
-    image = image.resize((side, side), Image.Resampling.BICUBIC, box=box)
-    if settings.flip and rng.random() < 0.5:
-        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    return image
 
 
 def number_classes(photos: Sequence[Photo]) -> tuple[list[str], list[int]]:
@@ -79,9 +87,10 @@ class TrainingPhotos(Dataset[tuple[torch.Tensor, int]]):
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
         epoch, index = key
-        rng = np.random.default_rng((self._seed, epoch, index))
-        image = augment(read_photo(self._photos[index]), self._side, self._settings, rng)
-        return torch.from_numpy(np.array(image)), self.labels[index]
+        photo, rng = self._photos[index], np.random.default_rng((self._seed, epoch, index))
+        with _naming(photo):
+            picture = augment(*_opened(photo), self._side, self._settings, rng)
+        return torch.from_numpy(np.array(picture)), self.labels[index]
 
 
 class MeasuredPhotos(Dataset[torch.Tensor]):
@@ -96,7 +105,8 @@ class MeasuredPhotos(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         photo, rule = self._photos[index], self._preprocessing
-        if photo.box is not None:
-            return torch.from_numpy(rule.apply(read_photo(photo)).copy())
         with _naming(photo):
-            return torch.from_numpy(load_pixels(read_file(photo.path), rule).copy())
+            if photo.box is None:
+                return torch.from_numpy(load_pixels(read_file(photo.path), rule).copy())
+            image, part = _opened(photo)
+            return torch.from_numpy(rule.apply(*image.read(part, rule.resize)).copy())
