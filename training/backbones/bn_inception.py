@@ -38,9 +38,12 @@ _BLOCKS = (
     _Block("5b", 352, (192, 320), (192, 224), "max", 128),
 )
 
+GROUPS = ("3", "4", "5")
+"""Blocks that share a resolution, by the first character of their names; the stem belongs to the first group."""
+
 
 class BNInception(nn.ModuleDict):
-    """The network without its classifier; it speaks as a timm model does, and takes RGB less the means, 0 to 255."""
+    """The network without its classifier, with the interface of a timm model; it takes RGB less the means, 0 to 255."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,17 +96,34 @@ class BNInception(nn.ModuleDict):
             branches.append(self._apply_layers(pool(x, 3, stride=1, padding=1), f"{prefix}_pool_proj"))
         return torch.cat(branches, dim=1)
 
-    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
-        """The last feature map, 7x7 of 224x224: only sides whose maps stay even until the last halving fit."""
-        x = x.flip(1)  # Caffe learned on BGR
-        x = _halved(self._apply_layers(x, "conv1_7x7_s2"))
-        x = _halved(self._apply_layers(x, "conv2_3x3_reduce", "conv2_3x3"))
+    def group_modules(self, group: str) -> list[nn.Module]:
+        """Returns the layers of a group of `GROUPS`."""
+        prefixes = (f"inception_{group}", "conv") if group == GROUPS[0] else (f"inception_{group}",)
+        return [layer for name, layer in self.items() if name.startswith(prefixes)]
+
+    def run_group(self, group: str, x: torch.Tensor) -> torch.Tensor:
+        """Runs a group on the output of the one before; the first takes pixels."""
+        if group == GROUPS[0]:
+            x = x.flip(1)  # Caffe learned on BGR
+            x = _halved(self._apply_layers(x, "conv1_7x7_s2"))
+            x = _halved(self._apply_layers(x, "conv2_3x3_reduce", "conv2_3x3"))
         for block in _BLOCKS:
-            x = self._apply_block(block, x)
+            if block.name.startswith(group):
+                x = self._apply_block(block, x)
         return x
 
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the last feature map, 7x7 of 224x224: only sides whose maps stay even until the last halving fit."""
+        for group in GROUPS:
+            x = self.run_group(group, x)
+        return x
+
+    def forward_head(self, x: torch.Tensor) -> torch.Tensor:
+        """Pools the last feature map."""
+        return x.mean(dim=(2, 3))
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.forward_features(x).mean(dim=(2, 3))
+        return self.forward_head(self.forward_features(x))
 
 
 def _halved(x: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from training.backbones.bn_inception import BNInception
+from training.backbones.stages import Stage, split_stages
 from training.backbones.weights import load_pretrained
 from training.config import BackboneSettings
 from training.errors import TrainingError
@@ -36,17 +37,21 @@ class EmbeddingModel(nn.Module):
             self.register_buffer(part, scale.view(1, 3, 1, 1), persistent=False)
         self._settings = settings
         self._frozen_backbone = False
-        width = self._fit(input_size)
+        self._frozen_stages = 0
+        if settings.batch_norm == "frozen":
+            for module in _batch_norms(backbone):
+                module.requires_grad_(False)
+        self._side = input_size or backbone.pretrained_cfg["input_size"][1]
+        width = self._fit()
         self.norm = nn.LayerNorm(width, elementwise_affine=False) if settings.layer_norm else nn.Identity()
         self.head = nn.Linear(width, settings.embedding_size)
         nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
         nn.init.zeros_(self.head.bias)
         self.train()
 
-    def _fit(self, input_size: int | None) -> int:
-        """Sets a transformer to the size and answers the features' width, both tried on a blank image."""
-        own_size = self.backbone.pretrained_cfg["input_size"][1]
-        side = input_size or own_size
+    def _fit(self) -> int:
+        """Sets a transformer to the input size and returns the width of the features, both tried on a blank image."""
+        side, own_size = self._side, self.backbone.pretrained_cfg["input_size"][1]
         blank = torch.zeros((1, side, side, 3), dtype=torch.uint8)
         try:
             if side != own_size and hasattr(self.backbone, "set_input_size"):
@@ -60,41 +65,136 @@ class EmbeddingModel(nn.Module):
             ) from error
 
     def features(self, pixels: torch.Tensor) -> torch.Tensor:
-        """The backbone's pooled features, which the head has not touched."""
-        planes = (pixels.permute(0, 3, 1, 2).float() - self.mean) / self.std
+        """Returns the pooled output of the backbone, which the head takes."""
+        planes = self._scale(pixels)
         if self._settings.pooling == "default":
             own: torch.Tensor = self.backbone(planes)
             return own
-        feature_map: torch.Tensor = self.backbone.forward_features(planes)
-        if feature_map.ndim != 4 or feature_map.shape[1] != self.backbone.num_features:
-            raise TrainingError(
-                f"{self._settings.name} has no feature map for backbone.pooling={self._settings.pooling}.",
-                "Use backbone.pooling=default: a transformer pools its tokens itself.",
-            )
-        return pool(feature_map, self._settings.pooling)
+        return self._pool(self.backbone.forward_features(planes))
+
+    def activations(self, pixels: torch.Tensor, stage: int) -> torch.Tensor:
+        """Returns the output of `stages[:stage]` for uint8 NHWC pixels."""
+        x = self._scale(pixels)
+        for part in self._stages()[: self.stage_index(stage)]:
+            x = part.run(x)
+        return x
+
+    def features_from(self, activations: torch.Tensor, stage: int) -> torch.Tensor:
+        """Continues `activations` of the same stage to the features."""
+        # NHWC in memory, the order in which `features` computes because pixels arrive in it.
+        x = activations.contiguous(memory_format=torch.channels_last) if activations.ndim == 4 else activations
+        for part in self._stages()[self.stage_index(stage) :]:
+            x = part.run(x)
+        return self._pool(x)
+
+    def embed(self, features: torch.Tensor) -> torch.Tensor:
+        """Returns vectors that are not normalised, in float32 also under autocast: losses compare small differences."""
+        features = features.float()
+        if not torch.is_autocast_enabled(features.device.type):
+            return self._project(features)
+        with torch.autocast(features.device.type, enabled=False):
+            return self._project(features)
 
     def from_features(self, features: torch.Tensor) -> torch.Tensor:
-        """Vectors from features, which may have been kept from before."""
-        return nn.functional.normalize(self.head(self.norm(features)), dim=1)
+        """Returns normalised vectors of features, which may come from a cache."""
+        return nn.functional.normalize(self.embed(features), dim=1)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         return self.from_features(self.features(pixels))
 
+    def _scale(self, pixels: torch.Tensor) -> torch.Tensor:
+        return (pixels.permute(0, 3, 1, 2).float() - self.mean) / self.std
+
+    def _pool(self, x: torch.Tensor) -> torch.Tensor:
+        if self._settings.pooling == "default":
+            own: torch.Tensor = self.backbone.forward_head(x)
+            return own
+        if x.ndim != 4 or x.shape[1] != self.backbone.num_features:
+            raise TrainingError(
+                f"{self._settings.name} has no feature map for backbone.pooling={self._settings.pooling}.",
+                "Use backbone.pooling=default: a transformer pools its tokens itself.",
+            )
+        return pool(x, self._settings.pooling)
+
+    def _project(self, features: torch.Tensor) -> torch.Tensor:
+        vectors: torch.Tensor = self.head(self.norm(features))
+        return vectors
+
+    def _stages(self) -> list[Stage]:
+        return split_stages(self.backbone, self._settings.name)  # cheap, and right also for a copy of the model
+
+    def stage_names(self) -> tuple[str, ...]:
+        """Returns the names of the stages, first one first."""
+        return tuple(stage.name for stage in self._stages())
+
+    def stage_index(self, stage: int) -> int:
+        """Resolves the boundary before a stage as a slice does: -1 stands before the last stage."""
+        names = self.stage_names()
+        if not -len(names) <= stage <= len(names):
+            raise TrainingError(
+                f"Stage {stage} does not exist: {self._settings.name} has {len(names)} stages ({', '.join(names)}).",
+                f"Use a number from {-len(names)} to {len(names)}.",
+            )
+        return stage % len(names) if stage < 0 else stage
+
+    def stage_parameters(self) -> list[list[nn.Parameter]]:
+        """Returns the parameters of the backbone by stage, first stage first; each parameter appears once."""
+        return [list(stage.parameters) for stage in self._stages()]
+
+    def freeze_stages(self, count: int) -> None:
+        """Freezes `stages[:count]` for good: weights, batch norm's statistics, dropout and drop path."""
+        if not count:  # any backbone has none to freeze
+            return
+        self._frozen_stages = max(self._frozen_stages, self.stage_index(count))
+        for stage in self._stages()[: self._frozen_stages]:
+            for parameter in stage.parameters:
+                parameter.requires_grad_(False)
+        self.train(self.training)
+
     def freeze_backbone(self) -> None:
-        """From now on only the head learns, so that a photo's features stay what they are."""
-        self.backbone.requires_grad_(False).eval()
+        """Freezes the whole backbone for good, so that the features of a photo stay what they are."""
+        self.backbone.requires_grad_(False)
         self._frozen_backbone = True
+        self.train(self.training)
+
+    def freeze_unused(self) -> list[str]:
+        """Freezes parameters that the features do not depend on and returns their names.
+
+        DistributedDataParallel waits for the gradient of every parameter that learns.
+        """
+        generator = torch.Generator().manual_seed(0)
+        pixels = torch.randint(0, 256, (2, self._side, self._side, 3), dtype=torch.uint8, generator=generator)
+        learning = {name: value for name, value in self.backbone.named_parameters() if value.requires_grad}
+        if not learning:
+            return []
+        mode = self.training
+        self.eval()  # no statistics move and nothing is drawn at random
+        with torch.enable_grad():
+            total = self.features(pixels.to(self.mean.device)).sum()
+            gradients = torch.autograd.grad(total, list(learning.values()), allow_unused=True)
+        self.train(mode)
+        unused = [name for name, gradient in zip(learning, gradients, strict=True) if gradient is None]
+        for name in unused:
+            learning[name].requires_grad_(False)
+        return unused
 
     def train(self, mode: bool = True) -> "EmbeddingModel":
-        """Batch norm keeps its ImageNet statistics: a small batch of few products would spoil them."""
+        """Keeps frozen parts in evaluation mode, and batch norm unless it learns: small batches spoil statistics."""
         super().train(mode)
         if self._frozen_backbone:
             self.backbone.eval()
+        for stage in self._stages()[: self._frozen_stages] if self._frozen_stages else ():
+            for module in stage.modules:
+                module.eval()
         if self._settings.batch_norm != "learn":
-            for module in self.modules():
-                if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                    module.eval()
+            for module in _batch_norms(self.backbone):
+                module.eval()
         return self
+
+
+def _batch_norms(module: nn.Module) -> list[nn.Module]:
+    """Returns every kind of batch norm, timm's own included."""
+    return [inner for inner in module.modules() if isinstance(inner, nn.modules.batchnorm._BatchNorm)]
 
 
 def pool(feature_map: torch.Tensor, pooling: str) -> torch.Tensor:
