@@ -1,8 +1,9 @@
-"""The protocol of "A Metric Learning Reality Check": four models on class-disjoint folds, measured apart and together.
+"""Four models on class-disjoint folds, measured separately and concatenated.
 
-Each model chooses its epoch on the quarter of the training classes that it did not learn; the test classes decide
-nothing. Separated figures tell what a model of this size reaches and how much it varies, concatenated figures what
-the four reach as one.
+`--protocol folds` trains them with the user's settings, `--protocol mlrc` with those of "A Metric Learning Reality
+Check" (the preset `mlrc`) under the user's. Each model chooses its epoch on the quarter of the training classes that it
+did not learn; the test classes decide nothing. The separated figures show what one model reaches and how much it
+varies, the concatenated ones what the four reach as one.
 """
 
 import json
@@ -28,24 +29,25 @@ from training.recording import Watcher
 from training.world import joined_world
 
 FOLDS = 4
-RESULT = "mlrc.json"
+RESULT = "folds.json"
 
 
 def train_folds(
     config: TrainingConfig, data: DataSet, out: Path, spec: str, watcher: Watcher, *, resume: bool = False
 ) -> list[RunFolder]:
-    """Trains `out`/fold-0 to fold-3, or with `resume` what is left of them."""
-    fold_out(data.train, 0, FOLDS, config.seed)  # too few classes are told before anything is trained
+    """Trains `out`/fold-0 to fold-3, or with `resume` the folds that are not finished."""
+    fold_out(data.train, 0, FOLDS, config.seed)  # raises before any training when the classes are too few
     runs = [RunFolder(out / f"fold-{fold}") for fold in range(FOLDS)]
     first_process = os.environ.get("RANK", "0") == "0"  # the others may already see what it writes
     if first_process and not resume and out.exists() and any(out.iterdir()):
-        raise TrainingError(f"{out} is not empty.", "Go on with its folds with --resume, or choose another --out.")
+        raise TrainingError(f"{out} is not empty.", "Continue its folds with --resume, or choose another --out.")
     with joined_world(config.device):
         for fold, run in enumerate(runs):
             selection = config.selection.model_copy(update={"fold": fold, "folds": FOLDS})
             settings = config.model_copy(update={"selection": selection})
             if run.is_finished:
-                run.start(settings, spec, resume=resume)  # refuses a run with other settings
+                run.start(settings, spec, resume=resume)  # refuses other settings, and reopens a run for more epochs
+            if run.is_finished:
                 watcher.say(f"Fold {fold} is finished")
                 continue
             watcher.say(f"Fold {fold} of {FOLDS}, counted from 0")
@@ -56,7 +58,7 @@ def train_folds(
 def measure_folds(
     runs: Sequence[RunFolder], data: DataSet, out: Path, watcher: Watcher, ks: Sequence[int] = KS
 ) -> dict[str, Any]:
-    """Measures the folds' models on the test classes and writes `out`/mlrc.json."""
+    """Measures the folds' models on the test classes and writes `out`/folds.json."""
     photos = check_photos(data).test
     vectors = [_vectors(run, photos, watcher) for run in runs]
     folds = [full_report(of_one, photos, ks) for of_one in vectors]

@@ -64,8 +64,8 @@ def test_two_processes_train_all_folds_of_a_protocol(tmp_path: Path) -> None:
         "-m",
         "lookalike",
     ]
-    command += ["train", "--data", f"folder:{photos}", "--protocol", "mlrc", "--out", str(tmp_path / "out"), *settings]
+    command += ["train", "--data", f"folder:{photos}", "--protocol", "folds", "--out", str(tmp_path / "out"), *settings]
     told = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert told.returncode == 0, told.stderr
     assert told.stdout.count("concatenated") == 1, "one process measures"
-    assert (tmp_path / "out" / "mlrc.json").is_file()
+    assert (tmp_path / "out" / "folds.json").is_file()

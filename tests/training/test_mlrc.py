@@ -1,12 +1,15 @@
-"""Four models on class-disjoint folds: what each learns, what is measured, and going on after a kill."""
+"""Four models on class-disjoint folds: what each learns, what is measured, and how a killed run is resumed."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from index.metrics import retrieval_metrics
+from lookalike import main
+from tests.support.published_trees import TREES
 from tests.support.tiny_gallery import write_tiny_folder
 from tests.training.test_loop import SMALL, Silent
 from training.checkpoints import RunFolder
@@ -49,7 +52,7 @@ def test_folds_that_cannot_be_judged_are_refused(data: DataSet, config: Training
     with pytest.raises(TrainingError, match="6 classes with two or more photos: too few for 4 folds"):
         train_folds(config, DataSet("few", few, data.test), tmp_path / "runs", "x", Silent())
     assert not (tmp_path / "runs").exists()
-    with pytest.raises(TrainingError, match="fold 4 is none of the 4 folds"):
+    with pytest.raises(TrainingError, match="fold 4 does not exist"):
         load_config(None, ["selection.fold=4"])
 
 
@@ -72,7 +75,7 @@ def test_four_models_are_trained_once_and_measured_apart_and_together(
     assert all("validation.map@r" in run.history()[-1] for run in runs)
 
     result = measure_folds(runs, data, out, watcher)
-    assert result == json.loads((out / "mlrc.json").read_text())
+    assert result == json.loads((out / "folds.json").read_text())
     vectors = [embed_photos(data.test, *load_model(run.path)) for run in runs]
     names = [photo.label for photo in data.test]
     apart = [retrieval_metrics(one, names)["map@r"] for one in vectors]
@@ -83,7 +86,27 @@ def test_four_models_are_trained_once_and_measured_apart_and_together(
     assert result["concatenated"] == pytest.approx(together)
 
     with pytest.raises(TrainingError, match="other settings"):
-        train_folds(config.model_copy(update={"epochs": 2}), data, out, "tiny", Silent(), resume=True)
+        train_folds(config.model_copy(update={"seed": 1}), data, out, "tiny", Silent(), resume=True)
+
+
+@pytest.mark.parametrize(("protocol", "size", "optimiser"), [("folds", 512, "adam"), ("mlrc", 128, "rmsprop")])
+def test_a_protocol_lies_between_the_data_sets_preset_and_the_users_settings(
+    protocol: str, size: int, optimiser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    TREES["cars"](tmp_path / "cars")
+    out = tmp_path / "runs"
+    command = ["train", "--data", f"cars:{tmp_path / 'cars'}", "--out", str(out), "--protocol", protocol]
+    small = "epochs=1 workers=0 backbone.weights=none sampling.batch_size=8 sampling.steps_per_epoch=1"
+    settings = [*small.split(), "preprocessing={resize: 36, input_size: 32}"]
+    monkeypatch.setattr(sys, "argv", ["lookalike", *command, *(f"--set={setting}" for setting in settings)])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    config = RunFolder(out / "fold-3").config
+    assert config.loss.settings["hardness_sensitivity"] == 0.4, "of the data set's preset"
+    assert (config.backbone.embedding_size, config.optimiser.name) == (size, optimiser)
+    assert config.selection.fold == 3 and config.sampling.batch_size == 8 and config.preprocessing.input_size == 32
+    result = json.loads((out / "folds.json").read_text())
+    assert len(result["folds"]) == FOLDS and result["concatenated"].keys() == result["separated"].keys()
 
 
 class KilledInFold(Silent):

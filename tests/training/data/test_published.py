@@ -1,12 +1,10 @@
 """The published benchmarks, on small trees of the same shape."""
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from scipy.io import savemat
 
+from tests.support.published_trees import annotation, partition, save_annotations
 from training.data.photos import DataSet, Photo, load_data
 from training.errors import TrainingError
 
@@ -86,20 +84,6 @@ def test_a_folder_without_the_lists_says_what_is_expected(tmp_path: Path, kind: 
         load_data(f"{kind}:{tmp_path}")
     with pytest.raises(TrainingError, match="Name the folder of"):
         load_data(f"{kind}:{tmp_path / 'nowhere'}")
-
-
-def save_annotations(file: Path, rows: list[dict[str, Any]]) -> None:
-    """A struct array, as MATLAB saves one."""
-    records = np.empty((1, len(rows)), dtype=[(name, object) for name in rows[0]])
-    for place, row in enumerate(rows):
-        records[0, place] = tuple(row.values())
-    file.parent.mkdir(parents=True, exist_ok=True)
-    savemat(file, {"annotations": records})
-
-
-def annotation(name: str, value: str, number: int | None) -> dict[str, Any]:
-    box = {f"bbox_{side}": 7 for side in ("x1", "y1", "x2", "y2")}
-    return box | ({} if number is None else {"class": np.uint8(number)}) | {name: value}
 
 
 @pytest.fixture
@@ -191,11 +175,6 @@ CLOTHES = [
     ("img/WOMEN/Skirts/id_00000001/02_2_side.jpg", "id_00000001", "gallery"),
     ("img/WOMEN/Skirts/id_00000001/02_3_back.jpg", "id_00000001", "gallery"),
 ]
-
-
-def partition(rows: list[tuple[str, str, str]], count: int | None = None) -> str:
-    lines = [f"{image:<70}{item:<14}{status}\n" for image, item, status in rows]
-    return f"{len(rows) if count is None else count}\nimage_name item_id evaluation_status\n" + "".join(lines)
 
 
 @pytest.mark.parametrize("images", ["img", "Img/img", "Img"])
