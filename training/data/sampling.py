@@ -1,77 +1,112 @@
-"""Which photos meet in a batch: lists of (epoch, index) keys that follow from the seed and the epoch alone.
+"""Which photos meet in a batch: lists of (view, index) keys that follow from the seed, the epoch and the step alone.
 
-Nothing is carried from batch to batch between processes or runs, so a run that was stopped goes on in the middle of an
-epoch, and several processes share one global batch without talking to each other.
+The view is the epoch, and another number for a photo that is shown again in the same epoch, so that its augmentation
+differs.
+
+Nothing is carried from batch to batch between processes or runs, so a stopped run continues in the middle of an epoch,
+and several processes share one global batch without talking to each other.
 """
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
+from numpy.typing import NDArray
 
+from training.config import SamplingSettings
 from training.errors import TrainingError
 
 Key = tuple[int, int]
+_REPEAT = 1_000_003
+"""Between the views of a photo in one epoch: beyond all epochs, and a prime, for views are counted modulo some."""
+_MEASURED_BATCHES = 50
 
 
 class Batches(ABC):
     """The batches of an epoch, for a DataLoader's `batch_sampler`. Set `epoch`, and `start_step` to begin within it.
 
+    Batches come in shuffled rounds through the data. An epoch is one round, or `steps_per_epoch` batches: each epoch
+    then continues where the one before it ended.
+
     With several processes, each gets its own equal part of every global batch: step by step, all of them together
     see exactly the photos that one process would see.
     """
 
-    def __init__(self, batch_size: int, seed: int, rank: int, world_size: int) -> None:
+    def __init__(
+        self, batch_size: int, round_steps: int, seed: int, steps_per_epoch: int | None, rank: int, world_size: int
+    ) -> None:
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not below world_size {world_size}")
         self._seed = seed
-        self._rank = rank
-        self._part = batch_size // world_size
+        self._batch_size = batch_size
+        self._round_steps = round_steps
+        self._steps = steps_per_epoch or round_steps
+        part = batch_size // world_size
+        self._own = slice(rank * part, (rank + 1) * part)
         self.epoch = 0
         self.start_step = 0
 
-    @abstractmethod
     def __len__(self) -> int:
         """The steps of a whole epoch, wherever this one starts."""
+        return self._steps
 
     @abstractmethod
-    def _global_batches(self, rng: np.random.Generator) -> Iterator[Sequence[int]]:
-        """Photo numbers of all processes' batches, one sequence a step."""
+    def _round(self, number: int) -> Iterator[Sequence[int]]:
+        """Yields the photos of a round, one global batch per step."""
 
     def __iter__(self) -> Iterator[list[Key]]:
-        rng = np.random.default_rng((self._seed, self.epoch))
-        own = slice(self._rank * self._part, (self._rank + 1) * self._part)
-        for batch in islice(self._global_batches(rng), self.start_step, None):
-            yield [(self.epoch, int(index)) for index in batch[own]]
+        shown: Counter[int] = Counter()
+        for step, batch in enumerate(self._epoch()):
+            keys = []
+            for index in batch:
+                keys.append((self.epoch + _REPEAT * shown[index], index))
+                shown[index] += 1
+            if step >= self.start_step:
+                yield keys[self._own]
+
+    def _epoch(self) -> Iterator[Sequence[int]]:
+        """Yields the global batches of the whole epoch, of one round or several."""
+        step, end = self.epoch * self._steps, (self.epoch + 1) * self._steps
+        while step < end:
+            number, first = divmod(step, self._round_steps)
+            last = min(self._round_steps, first + end - step)
+            yield from islice(self._round(number), first, last)
+            step += last - first
+
+    def _cut(self, photos: Sequence[int]) -> Iterator[Sequence[int]]:
+        for start in range(0, self._round_steps * self._batch_size, self._batch_size):
+            yield photos[start : start + self._batch_size]
 
 
 class RandomBatches(Batches):
-    """Every photo once an epoch, shuffled; the short rest is dropped, for a tiny batch would teach noise."""
+    """Every photo once per round, shuffled; the short rest is dropped, for a tiny batch would teach noise."""
 
-    def __init__(self, count: int, batch_size: int, seed: int, *, rank: int = 0, world_size: int = 1) -> None:
-        if count < world_size:
-            raise TrainingError(f"{count} photos cannot be shared by {world_size} processes.", "Use fewer processes.")
-        _check_shares(batch_size, world_size)
+    def __init__(
+        self,
+        count: int,
+        batch_size: int,
+        seed: int,
+        *,
+        steps_per_epoch: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        batch_size = _shared_batch(batch_size, count, world_size)
         self._count = count
-        self._batch_size = min(batch_size, count // world_size * world_size)
-        super().__init__(self._batch_size, seed, rank, world_size)
+        super().__init__(batch_size, count // batch_size, seed, steps_per_epoch, rank, world_size)
 
-    def __len__(self) -> int:
-        return self._count // self._batch_size
-
-    def _global_batches(self, rng: np.random.Generator) -> Iterator[Sequence[int]]:
-        order = rng.permutation(self._count).tolist()
-        for start in range(0, len(self) * self._batch_size, self._batch_size):
-            yield order[start : start + self._batch_size]
+    def _round(self, number: int) -> Iterator[Sequence[int]]:
+        yield from self._cut(np.random.default_rng((self._seed, number)).permutation(self._count).tolist())
 
 
 class BalancedBatches(Batches):
-    """Some photos of each of some classes; over an epoch each class comes equally often, however many photos it has.
+    """Some photos of each of some classes; over a round each class comes equally often, however many photos it has.
 
-    An epoch is as many rounds through all classes as show about as many photos as there are. Classes fill the last
-    batch beyond the last round where they do not go into it evenly. Photos of a class are shown in turn, and again
+    A round shows all classes so many times that it shows about as many photos as there are. Classes fill the last
+    batch beyond the last time where they do not go into it evenly. Photos of a class are shown in turn, and again
     within a batch only when the class has too few.
     """
 
@@ -82,36 +117,127 @@ class BalancedBatches(Batches):
         photos_per_class: int,
         seed: int,
         *,
+        steps_per_epoch: int | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         _check_shares(classes * photos_per_class, world_size)
-        members: dict[Hashable, list[int]] = {}
-        for index, label in enumerate(labels):
-            members.setdefault(label, []).append(index)
-        self._members = list(members.values())
+        self._members = _members(labels)
         # As many classes as there are, and so that the processes still share the batch evenly.
         even = world_size // math.gcd(world_size, photos_per_class)
         self._classes = min(classes, len(self._members)) // even * even
         if not self._classes:
-            raise TrainingError(
-                f"{photos_per_class} photos of {len(members)} classes cannot be shared by {world_size} processes.",
-                "Use fewer processes.",
-            )
+            photos = f"{photos_per_class} photos of {len(self._members)} classes"
+            raise TrainingError(f"{photos} cannot be shared by {world_size} processes.", "Use fewer processes.")
         self._photos_per_class = photos_per_class
-        rounds = max(1, round(len(labels) / (len(self._members) * photos_per_class)))
-        self._steps = math.ceil(rounds * len(self._members) / self._classes)
-        super().__init__(self._classes * photos_per_class, seed, rank, world_size)
+        times = max(1, round(len(labels) / (len(self._members) * photos_per_class)))
+        steps = math.ceil(times * len(self._members) / self._classes)
+        super().__init__(self._classes * photos_per_class, steps, seed, steps_per_epoch, rank, world_size)
 
-    def __len__(self) -> int:
-        return self._steps
-
-    def _global_batches(self, rng: np.random.Generator) -> Iterator[Sequence[int]]:
+    def _round(self, number: int) -> Iterator[Sequence[int]]:
+        rng = np.random.default_rng((self._seed, number))
         classes = _Deck(range(len(self._members)), rng)
         photos = [_Deck(members, rng) for members in self._members]
-        for _ in range(self._steps):
+        for _ in range(self._round_steps):
             drawn = classes.draw(self._classes)
             yield [index for number in drawn for index in photos[number].draw(self._photos_per_class)]
+
+
+class PowerBatches(Batches):
+    """Classes in proportion to their size to a power: 1 shows every photo equally often, 0 every class.
+
+    A round shows about as many photos as there are, less what `max_per_class` withholds of large classes. The photos
+    of a class are shown in turn, and again only when all were shown, over the rounds too.
+    """
+
+    def __init__(
+        self,
+        labels: Sequence[Hashable],
+        batch_size: int,
+        seed: int,
+        *,
+        power: float,
+        max_per_class: int | None = None,
+        steps_per_epoch: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self._members = _members(labels)
+        weights = np.array([len(members) for members in self._members], float) ** power
+        quotas = np.minimum(weights * (len(labels) / weights.sum()), max_per_class or math.inf)
+        shown = int(quotas.sum() + 1e-6)
+        batch_size = _shared_batch(batch_size, shown, world_size)
+        steps = shown // batch_size
+        # Where the stretch of each class ends on a line of as many places as the batches of a round have.
+        self._ends = np.cumsum(quotas * min(1, steps * batch_size / quotas.sum()))
+        self._ends[-1] = steps * batch_size
+        super().__init__(batch_size, steps, seed, steps_per_epoch, rank, world_size)
+
+    def _round(self, number: int) -> Iterator[Sequence[int]]:
+        earlier = sum((self._counts(before) for before in range(number)), np.zeros(len(self._members), np.int64))
+        chosen = [
+            photo
+            for place, (start, count) in enumerate(zip(earlier.tolist(), self._counts(number).tolist(), strict=True))
+            for photo in self._stretch(place, start, start + count)
+        ]
+        np.random.default_rng((self._seed, number)).shuffle(chosen)
+        yield from self._cut(chosen)
+
+    def _counts(self, number: int) -> NDArray[np.int64]:
+        """How many photos a round shows of each class: chance rounds its quota up or down, the total never changes."""
+        offset = np.random.default_rng((self._seed, number, 1)).random()
+        whole = np.floor(self._ends + offset).astype(np.int64)
+        return np.concatenate((whole[:1], whole[1:] - whole[:-1]))
+
+    def _stretch(self, place: int, start: int, stop: int) -> Iterator[int]:
+        """Yields photos of a class by their places in its endless sequence of shuffled passes."""
+        members = self._members[place]
+        for shuffle in range(start // len(members), math.ceil(stop / len(members))):
+            # The last number keeps the generator apart from those above: trailing zeros would not count.
+            order = np.random.default_rng((self._seed, place, shuffle, 2)).permutation(members).tolist()
+            first = shuffle * len(members)
+            yield from order[max(0, start - first) : stop - first]
+
+
+def make_batches(
+    settings: SamplingSettings, labels: Sequence[str], seed: int, *, rank: int = 0, world_size: int = 1
+) -> Batches:
+    """The batches that the settings describe, for photos of these classes. The caller decides what `auto` is."""
+    size, steps = settings.batch_size, settings.steps_per_epoch
+    match settings.kind:
+        case "random":
+            return RandomBatches(len(labels), size, seed, steps_per_epoch=steps, rank=rank, world_size=world_size)
+        case "balanced":
+            photos = settings.photos_per_class
+            return BalancedBatches(
+                labels, size // photos, photos, seed, steps_per_epoch=steps, rank=rank, world_size=world_size
+            )
+        case "power":
+            return PowerBatches(
+                labels,
+                size,
+                seed,
+                power=settings.power,
+                max_per_class=settings.max_per_class,
+                steps_per_epoch=steps,
+                rank=rank,
+                world_size=world_size,
+            )
+        case "auto":
+            raise ValueError("the kind of sampling must be decided: random, balanced or power")
+
+
+def expected_positives(settings: SamplingSettings, labels: Sequence[str]) -> float:
+    """The share of the photos of a batch that have another photo of their class in it, measured on the first batches.
+
+    Losses on pairs learn nothing from the others.
+    """
+    paired = total = 0
+    for batch in islice(make_batches(settings, labels, seed=0), _MEASURED_BATCHES):
+        counts = Counter(labels[index] for _, index in batch)
+        paired += sum(count for count in counts.values() if count > 1)
+        total += len(batch)
+    return paired / total
 
 
 class _Deck:
@@ -133,6 +259,22 @@ class _Deck:
             drawn += self._left[:wanted]
             self._left = self._left[wanted:]
         return drawn
+
+
+def _members(labels: Sequence[Hashable]) -> list[list[int]]:
+    """The photos of each class, by the first photo of the class."""
+    members: dict[Hashable, list[int]] = {}
+    for index, label in enumerate(labels):
+        members.setdefault(label, []).append(index)
+    return list(members.values())
+
+
+def _shared_batch(batch_size: int, count: int, world_size: int) -> int:
+    """The size of a batch of at most `count` photos that the processes share evenly."""
+    if count < world_size:
+        raise TrainingError(f"{count} photos cannot be shared by {world_size} processes.", "Use fewer processes.")
+    _check_shares(batch_size, world_size)
+    return min(batch_size, count // world_size * world_size)
 
 
 def _check_shares(batch_size: int, world_size: int) -> None:
