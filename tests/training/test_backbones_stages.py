@@ -179,9 +179,8 @@ class Unused(nn.Module):
 
 
 def gradients_of(model: EmbeddingModel) -> dict[str, list[float]]:
-    return {
-        name: weight.grad.flatten().tolist() for name, weight in model.named_parameters() if weight.grad is not None
-    }
+    named = model.named_parameters()
+    return {name: weight.grad.flatten().tolist() for name, weight in named if weight.grad is not None}
 
 
 def test_parameters_without_influence_are_found_and_frozen_and_nothing_else_changes() -> None:

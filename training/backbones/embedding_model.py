@@ -80,9 +80,10 @@ class EmbeddingModel(nn.Module):
         return x
 
     def features_from(self, activations: torch.Tensor, stage: int) -> torch.Tensor:
-        """Continues `activations` of the same stage to the features."""
+        """Continues from `activations` of the same stage, of any float type, to the features."""
         # NHWC in memory, the order in which `features` computes because pixels arrive in it.
-        x = activations.contiguous(memory_format=torch.channels_last) if activations.ndim == 4 else activations
+        order = torch.channels_last if activations.ndim == 4 else torch.contiguous_format
+        x = activations.to(torch.float32, memory_format=order)
         for part in self._stages()[self.stage_index(stage) :]:
             x = part.run(x)
         return self._pool(x)
