@@ -6,7 +6,7 @@ Two losses read this state: Proxy-ISA itself and the adaptive weights on Proxy-N
 
 import math
 import warnings
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -16,6 +16,8 @@ from training.losses.distributed import copy_from_first_rank
 
 LARGEST_QUEUE = 55_000
 EPOCHS_IN_QUEUE = 9
+HALF_DECAY_SHARE, MIN_VOLUME = 0.08, 10.0
+"""Of the planned samples per class: where `volume_for` puts sigma's half-decay point; and the smallest V it returns."""
 REBUILD_EVERY = 2_000
 """Steps between two rebuilds of the class sums: rounding errors of a running sum never pile up."""
 
@@ -81,7 +83,7 @@ class HardnessSettings(BaseModel):
 
     def half_decay_samples(self) -> float:
         """Clean samples of a class at which the sigmoid inside sigma is one half: E_n = V - tau in Eq. 17."""
-        return math.log(self.tau / self.volume) / math.log1p(-1 / self.volume)
+        return _half_decay_samples(self.volume, self.tau)
 
     def warn_if_decay_is_late(self, samples_per_class: float, epochs: float) -> bool:
         """Warn when the planned run ends before sigma's half-decay point, so that sigma hardly acts."""
@@ -89,11 +91,32 @@ class HardnessSettings(BaseModel):
         if self.positive_penalty != "sigma" or needed <= planned:
             return False
         warnings.warn(
-            f"the penalty of learned positives acts after about {needed:.0f} samples a class (volume"
+            f"the penalty of learned positives acts after about {needed:.0f} samples per class (volume"
             f" {self.volume:g}, tau {self.tau:g}), but the run shows {planned:.0f}: lower volume or train longer",
             stacklevel=2,
         )
         return True
+
+
+def volume_for(planned_samples: float, tau: float = 1.5) -> float:
+    """Returns V, to one decimal, whose half-decay point falls at 8 % of the samples that a run plans for each class.
+
+    Not below 10 nor 2 tau: a smaller V bounds the effective number so tightly that no threshold moves. In a run that
+    plans for fewer than about 225 samples per class (at tau 1.5) the decay therefore comes later than at 8 %.
+    """
+    aim = HALF_DECAY_SHARE * planned_samples
+    low = max(MIN_VOLUME, 2 * tau)
+    if _half_decay_samples(low, tau) >= aim:
+        return low
+    high = aim + low  # Always enough: the half-decay point lies near V log(V / tau).
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        low, high = (middle, high) if _half_decay_samples(middle, tau) < aim else (low, middle)
+    return round(high, 1)
+
+
+def _half_decay_samples(volume: float, tau: float) -> float:
+    return math.log(tau / volume) / math.log1p(-1 / volume)
 
 
 class Thresholds(NamedTuple):
@@ -134,11 +157,13 @@ class ClassHardness(nn.Module):
         self.register_buffer("class_sums", torch.zeros(num_classes + 1, embedding_size))
         self.register_buffer("class_counts", torch.zeros(num_classes + 1))
 
-    def get_extra_state(self) -> dict[str, int]:
-        return {"steps": self.steps}
+    def get_extra_state(self) -> dict[str, Any]:
+        return {"steps": self.steps, "volume": self.settings.volume}
 
-    def set_extra_state(self, state: dict[str, int]) -> None:
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Takes over V as well: it may follow from the planned samples, and a resumed run may plan for others."""
         self.steps = state["steps"]
+        self.settings = self.settings.model_copy(update={"volume": state["volume"]})
 
     @property
     def queue_is_on(self) -> bool:
@@ -163,9 +188,10 @@ class ClassHardness(nn.Module):
         if not self.filter_is_on or self.settings.positive_penalty == "none":
             return torch.ones_like(positives)
         informative = (positives >= at.outlier[labels]) & (positives <= at.learned[labels])
-        return self._penalty(at.effective[labels], at.nu[labels]) + informative
+        return self.penalty(at.effective[labels], at.nu[labels]) + informative
 
-    def _penalty(self, effective: Tensor, nu: Tensor) -> Tensor:
+    def penalty(self, effective: Tensor, nu: Tensor) -> Tensor:
+        """Returns sigma (Eq. 17), or what `positive_penalty` puts in its place."""
         s = self.settings
         if s.positive_penalty == "nu":
             return nu
@@ -233,6 +259,13 @@ class ClassHardness(nn.Module):
         self.class_sums.index_add_(0, incoming, vectors)
         self.class_counts.index_add_(0, incoming, ones)
         self.pointer.add_(order[-1]).remainder_(capacity)
+
+    def queue_similarity(self, unit_proxies: Tensor) -> Tensor:
+        """Returns S_avg: the queue's mean similarity to the proxy of its class, averaged over the classes it holds."""
+        counts = self.class_counts[:-1]
+        means = torch.linalg.vecdot(self.class_sums[:-1], unit_proxies) / counts.clamp_min(1)
+        average: Tensor = means.sum() / (counts > 0).sum().clamp_min(1)
+        return average
 
     @torch.no_grad()
     def rebuild_sums(self) -> None:

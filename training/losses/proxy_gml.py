@@ -9,10 +9,14 @@ from torch.nn.functional import cross_entropy, normalize
 
 from training.errors import TrainingError
 from training.losses.inputs import check_batch
+from training.losses.proxy_loss import draw_proxies
 
 
 class ProxyGMLSettings(BaseModel):
-    """The defaults are the authors' for CUB and Cars; for thousands of classes they use 1, 0.05 and 0."""
+    """The defaults are the authors' for CUB and Cars; for thousands of classes they use 1, 0.05 and 0.
+
+    They train with Adam's eps at 0.01 (`optimiser.eps`).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,8 +43,7 @@ class ProxyGMLLoss(nn.Module):
                 " of another class, so nothing can be learned.",
                 f"Set subgraph_share above {1 / num_classes:.3g}.",
             )
-        self.proxies = nn.Parameter(torch.empty(num_classes * settings.proxies_per_class, embedding_size))
-        nn.init.kaiming_uniform_(self.proxies, a=math.sqrt(5))
+        self.proxies = nn.Parameter(draw_proxies(num_classes, embedding_size, settings.proxies_per_class))
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         labels = check_batch(embeddings, labels, self.num_classes, self.proxies.shape[1])

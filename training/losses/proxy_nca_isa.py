@@ -9,16 +9,18 @@ from typing import ClassVar, cast
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn.functional import cross_entropy, normalize
 
-from training.losses.hardness import HardnessSettings, Thresholds
-from training.losses.sample_aware import Outcome, SampleAwareProxyLoss
+from training.losses.closed_form import Damping, Evaluation, Pairs
+from training.losses.hardness import HardnessSettings
+from training.losses.sample_aware import SampleAwareProxyLoss
 
 
 class ProxyNCAISASettings(HardnessSettings):
     """The settings of the adaptive weights, and the scale of Proxy-NCA."""
 
-    softmax_scale: float = Field(default=8.0, gt=0, description="multiplies the squared distances of unit vectors")
+    softmax_scale: float = Field(
+        default=9.0, gt=0, description="multiplies the squared distances of unit vectors; as in proxy_nca"
+    )
 
 
 class ProxyNCAISALoss(SampleAwareProxyLoss):
@@ -27,19 +29,14 @@ class ProxyNCAISALoss(SampleAwareProxyLoss):
     name: ClassVar[str] = "proxy_nca_isa"
     settings_model: ClassVar[type[HardnessSettings]] = ProxyNCAISASettings
 
-    def weigh(self, embeddings: Tensor, labels: Tensor, at: Thresholds) -> Outcome:
-        settings = cast(ProxyNCAISASettings, self.hardness.settings)
-        inputs, proxies = normalize(embeddings), normalize(self.proxies)
-        similarity = proxies @ inputs.T
-        with torch.no_grad():
-            own = (labels, torch.arange(len(labels), device=labels.device))
-            positives = similarity[own]
-            damped = (similarity < at.outlier[:, None]).to(similarity.dtype)
-            damped[own] = 0
-            weights = 1 + (self.hardness.negative_damping(at) - 1)[:, None] * damped
-            weights[own] = self.hardness.positive_weights(positives, labels, at)
-            inverse_norms = torch.linalg.vector_norm(self.proxies, dim=1, keepdim=True).reciprocal_()
+    def weigh(self, pairs: Pairs, positive_weights: Tensor, damping: Damping) -> Evaluation:
         # The squared distance of unit vectors is 2 - 2S, and a softmax ignores the constant.
-        logits = (2 * settings.softmax_scale) * weights * similarity
-        loss = cross_entropy(logits.T, labels, reduction="sum") / weights[own].sum()
-        return Outcome(loss, inputs.detach(), inverse_norms, positives, damped)
+        sharpness = 2 * cast(ProxyNCAISASettings, self.hardness.settings).softmax_scale
+        scale = (damping.where * ((damping.factor - 1) * sharpness)[:, None]).add_(sharpness)
+        scale.view(-1).index_copy_(0, pairs.own, positive_weights * sharpness)
+        log_shares = torch.log_softmax(pairs.similarity * scale, dim=0)
+        divisor = positive_weights.sum()
+        value = -log_shares.view(-1)[pairs.own].sum() / divisor
+        slopes = log_shares.exp_()
+        slopes.view(-1).index_add_(0, pairs.own, torch.ones_like(positive_weights), alpha=-1)
+        return Evaluation(value, slopes.mul_(scale).mul_(1 / divisor))

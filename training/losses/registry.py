@@ -8,13 +8,16 @@ from torch import nn
 
 from training.errors import TrainingError
 from training.losses.inputs import parse_settings
-from training.losses.peers import PEERS, Builder
+from training.losses.peers import ON_PAIRS, PEERS, Builder
+from training.losses.proxy_anchor import ProxyAnchorLoss, ProxyAnchorSettings
 from training.losses.proxy_gml import ProxyGMLLoss, ProxyGMLSettings
-from training.losses.proxy_isa import ProxyISALoss, ProxyISASettings
+from training.losses.proxy_isa import ProxyISAGradientLoss, ProxyISALoss, ProxyISASettings
 from training.losses.proxy_nca_isa import ProxyNCAISALoss, ProxyNCAISASettings
 
 _LOSSES: dict[str, tuple[type[BaseModel], Builder]] = {
     "proxy_isa": (ProxyISASettings, ProxyISALoss),
+    "proxy_isa_gradient": (ProxyISASettings, ProxyISAGradientLoss),
+    "proxy_anchor": (ProxyAnchorSettings, ProxyAnchorLoss),
     "proxy_nca_isa": (ProxyNCAISASettings, ProxyNCAISALoss),
     "proxy_gml": (ProxyGMLSettings, ProxyGMLLoss),
     **PEERS,
@@ -24,6 +27,12 @@ _LOSSES: dict[str, tuple[type[BaseModel], Builder]] = {
 def loss_names() -> list[str]:
     """Every name that `make_loss` accepts."""
     return list(_LOSSES)
+
+
+def learns_from_pairs(name: str) -> bool:
+    """Whether loss `name` compares the embeddings of a batch with each other and so needs several per class."""
+    _entry(name)
+    return name in ON_PAIRS
 
 
 def setting_names(name: str) -> list[str]:
