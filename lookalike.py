@@ -16,6 +16,7 @@ import index.gallery_commands
 import service.commands
 import service.key_commands
 import training.commands
+import training.study_commands
 from index.errors import LookalikeError
 
 app = typer.Typer(
@@ -29,6 +30,7 @@ for verb in (
     training.commands.evaluate,
     training.commands.export,
     training.commands.report,
+    training.study_commands.study,
     index.commands.reindex,
     index.commands.jobs,
     index.commands.search,

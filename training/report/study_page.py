@@ -1,0 +1,210 @@
+"""The page of a study: tables and curves of its runs in one HTML file without scripts."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from importlib import resources
+from pathlib import Path
+from statistics import mean
+
+from index.files import write_text
+from training.report.charts import Axes, Line, _curve, _figure, _legend, as_number, as_percent, show_end
+from training.report.page import _POLICY, _table
+from training.study_file import RunKey
+from training.study_results import History, RunResult, flatten_settings
+from training.study_summary import (
+    BEST_REMARK,
+    METRICS,
+    StudySummary,
+    difference_table,
+    difference_title,
+    figure_table,
+    metric_title,
+    notes,
+)
+
+Histories = Mapping[RunKey, History]
+
+_STATES = {
+    "s_avg": "Mean similarity to the own proxy (S_avg)",
+    "s_learned": "S_learned",
+    "s_outlier": "S_outlier",
+    "sigma": "\u03c3, the decay of learned positives",
+    "weight_positive": "Mean weight of positives",
+    "weight_negative": "Mean weight of negatives",
+    "damped_negatives": "Share of damped negatives",
+    "own_cosine_p50": "Median cosine to the own proxy",
+    "other_cosine_p50": "Median cosine to other proxies",
+    "gradient_positive": "Gradient norm of the positive term",
+    "gradient_negative": "Gradient norm of the negative term",
+    "loss": "Loss",
+}
+"""What losses report about themselves, with the titles of the charts."""
+_PALETTE = 4
+"""Colours that the page's style has; more runs get colours from a circle."""
+_GOLDEN_ANGLE = 137.508
+_SHOWN_DIGEST = 8
+_NOTHING = "\u2013"
+
+
+def write_study_page(
+    summary: StudySummary, results: Mapping[RunKey, RunResult], histories: Histories, out: Path
+) -> None:
+    """Writes the page of a study, finished or not."""
+    sections = {
+        "summary": ("Summary", _summary(summary)),
+        "curves": ("Curves", _curves(summary, histories)),
+        "state": ("State of the loss", _states(summary, histories)),
+        "settings": ("Settings", _settings(summary)),
+        "runs": ("Runs", _runs(summary, results)),
+    }
+    there = {name: (title, text) for name, (title, text) in sections.items() if text}
+    links = "".join(f'<a href="#{name}">{title}</a>' for name, (title, _) in there.items())
+    body = "".join(f'<section id="{name}">{text}</section>' for name, (_, text) in there.items())
+    style = (resources.files("training.report") / "style.css").read_text(encoding="utf-8")
+    made = datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(
+        out,
+        f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="data:,">
+<title>{escape(summary.study.name)} · Lookalike study</title>
+<style>{style}{_style(len(summary.runs))}</style>
+</head>
+<body>
+<header class="bar"><p class="brand">Lookalike</p><nav aria-label="Parts of the page">{links}</nav></header>
+<main>
+{body}
+</main>
+<footer class="quiet">Made {made} by lookalike study.</footer>
+</body>
+</html>
+""",
+    )
+
+
+def _style(runs: int) -> str:
+    """Thin lines for single seeds, and a colour for each run beyond the palette."""
+    colours = "".join(
+        f".c{number} {{ color: hsl({number * _GOLDEN_ANGLE % 360:.0f} 52% 50%); }}\n"
+        for number in range(_PALETTE + 1, runs + 1)
+    )
+    return f".thin {{ stroke-width: 0.8; opacity: 0.45; }}\n{colours}"
+
+
+def _wide(table: str, label: str) -> str:
+    return f'<div class="card scroll" tabindex="0" role="group" aria-label="{escape(label)}">{table}</div>'
+
+
+def _summary(summary: StudySummary) -> str:
+    study = summary.study
+    remarks = "".join(f"<li>{escape(note)}</li>" for note in notes(summary))
+    title, (columns, rows) = difference_title(study), difference_table(summary)
+    differences = f"<p>{escape(title)}.</p>{_wide(_table(columns, rows), title)}" if rows else ""
+    seeds = ", ".join(map(str, study.seeds))
+    return f"""<div><h1>{escape(study.name)}</h1>
+<p class="lead">{len(study.runs)} runs over the seeds {seeds}; differences are to {escape(study.baseline_run)}</p></div>
+{f'<ul class="remarks quiet">{remarks}</ul>' if remarks else ""}
+<p>Percent on the test classes: mean ±deviation over seeds.</p>
+{_wide(_table(*figure_table(summary)), "Figures of the runs")}
+<p class="quiet">{escape(BEST_REMARK)}</p>
+{differences}"""
+
+
+# --- curves ---
+
+
+def _curves(summary: StudySummary, histories: Histories) -> str:
+    charts = [
+        _chart(summary, histories, f"{prefix}{metric}", f"{metric_title(metric)} on the {classes} classes", as_percent)
+        for metric in reversed(METRICS)
+        for prefix, classes in (("validation.", "held-out training"), ("", "test"))
+    ]
+    return _section("Curves", "The held-out training classes choose the epoch. The test classes never do.", charts)
+
+
+def _states(summary: StudySummary, histories: Histories) -> str:
+    charts = [_chart(summary, histories, name, title, as_number) for name, title in _STATES.items()]
+    return _section("State of the loss", "Means over the logged steps of each epoch.", charts)
+
+
+def _section(title: str, words: str, charts: Sequence[str]) -> str:
+    drawn = "".join(charts)
+    return f'<h2>{title}</h2><p class="words">{words}</p><div class="charts">{drawn}</div>' if drawn else ""
+
+
+def _chart(summary: StudySummary, histories: Histories, field: str, title: str, show: Callable[[float], str]) -> str:
+    """A curve per run: the mean over seeds, and thin lines for single seeds where there are several."""
+    thick, thin = [], []
+    for style, run in enumerate(summary.study.runs, 1):
+        seeds = [_points(history, field) for key, history in sorted(histories.items()) if key.run == run]
+        curves = [Line(run, points, style) for points in seeds if points]
+        if curves:
+            thick.append(Line(run, _mean_points(curves), style))
+            thin += curves if len(curves) > 1 else []
+    points = [point for line in [*thick, *thin] for point in line.points]
+    if not points:
+        return ""
+    axes = Axes([x for x, _ in points], [y for _, y in points], "epoch", show)
+    drawn = "".join(f'<path class="line thin c{line.style}" d="{axes.path(line.points)}"/>' for line in thin)
+    drawn = axes.drawn() + drawn + "".join(_curve(axes, line) for line in thick)
+    told = "; ".join(f"{line.name} from {show_end(line, 0, show)} to {show_end(line, -1, show)}" for line in thick)
+    return _figure(title, f"{title}: {told}.", drawn, _legend(thick))
+
+
+def _points(history: History, field: str) -> list[tuple[float, float]]:
+    known = [(record["epoch"], record[field]) for record in history if field in record]
+    return [(epoch, value) for epoch, value in known if math.isfinite(value)]
+
+
+def _mean_points(curves: Sequence[Line]) -> list[tuple[float, float]]:
+    """The mean where all seeds have a value: one that ended early would bend the curve."""
+    values = [dict(line.points) for line in curves]
+    common = sorted(set.intersection(*(set(own) for own in values))) or sorted(values[0])
+    return [(epoch, mean(own[epoch] for own in values if epoch in own)) for epoch in common]
+
+
+# --- settings and single runs ---
+
+
+def _settings(summary: StudySummary) -> str:
+    study = summary.study
+    configs = {run.key.run: flatten_settings(run.config.model_dump(mode="json")) for run in study.plan()}
+    names = sorted({name for config in configs.values() for name in config} - {"seed"})
+    differing = [name for name in names if len({repr(config.get(name)) for config in configs.values()}) > 1]
+    rows = [[run, *(str(config.get(name, _NOTHING)) for name in differing)] for run, config in configs.items()]
+    if not differing:
+        return ""
+    return f"<h2>Settings that differ</h2>{_wide(_table(['run', *differing], rows), 'Settings that differ')}"
+
+
+def _runs(summary: StudySummary, results: Mapping[RunKey, RunResult]) -> str:
+    rows = [_run(results[run.key]) for run in summary.study.plan() if run.key in results]
+    if not rows:
+        return ""
+    columns = ["run", *(metric_title(metric) for metric in METRICS), "epoch", "hours", "photos per second"]
+    columns += ["processor, threads", "initial weights", "batch order", "settings"]
+    table = _wide(_table(columns, rows, "dense"), "Finished runs")
+    words = "Equal digests of initial weights and batch order within a seed make its runs comparable."
+    return f'<h2>Finished runs</h2><p class="words">{words}</p>{table}'
+
+
+def _run(result: RunResult) -> list[str]:
+    return [
+        str(result.key),
+        *(f"{100 * result.figures[metric]:.2f}" for metric in METRICS),
+        f"{result.epoch} of {result.epochs_trained}",
+        f"{result.seconds / 3600:.2f}",
+        f"{result.photos_per_second or 0:,.0f}",
+        f"{result.processor}, {result.threads}",
+        result.initial.weights[:_SHOWN_DIGEST],
+        result.initial.batches[:_SHOWN_DIGEST],
+        result.config_digest[:_SHOWN_DIGEST],
+    ]
