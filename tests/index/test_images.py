@@ -9,9 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageOps, PngImagePlugin
 
 from index.images import (
+    EncodedImage,
     ImageError,
     ImageLimits,
     Preprocessing,
@@ -350,6 +353,73 @@ def test_a_turned_large_jpeg_is_the_same_pixels_as_its_upright_twin() -> None:
     turned = encoded(upright.transpose(Image.Transpose.ROTATE_180), "JPEG", quality=95, exif=exif)
     difference = load_pixels(turned, RULE).astype(int) - load_pixels(encoded(upright, "JPEG", quality=95), RULE)
     assert np.abs(difference).mean() < 1
+
+
+def turned(image: Image.Image, orientation: int, kind: str) -> bytes:
+    """A file that shows the image in this EXIF orientation."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}
+    stored = image.transpose(Image.Transpose(undo[orientation])) if orientation > 1 else image
+    return encoded(stored, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {}))
+
+
+LARGE = noisy(1307, 1291)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    orientation=st.integers(1, 8),
+    size=st.tuples(st.integers(500, 1307), st.integers(500, 1291)),
+    corner=st.tuples(st.integers(0, 150), st.integers(0, 150)),
+    extent=st.tuples(st.integers(280, 1307), st.integers(280, 1291)),
+    side=st.integers(30, 150),
+)
+def test_a_part_of_a_reduced_jpeg_is_that_part_of_the_whole(
+    orientation: int, size: tuple[int, int], corner: tuple[int, int], extent: tuple[int, int], side: int
+) -> None:
+    data = turned(LARGE.crop((0, 0, *size)), orientation, "JPEG")
+    part = (*corner, min(size[0], corner[0] + extent[0]), min(size[1], corner[1] + extent[1]))
+    image = EncodedImage(data)
+    assert image.size == size, "known without decoding"
+    picture, place = image.read(part, side)
+    enough = min(part[2] - part[0], part[3] - part[1]) / (1.25 * side)
+    scale = next(scale for scale in (8, 4, 2, 1) if enough >= scale or scale == 1)
+    assert place[2] - place[0] == (part[2] - part[0]) / scale and place[3] - place[1] == (part[3] - part[1]) / scale
+    assert min(place[:2]) >= 0 and max(place[:2]) < 1, "nothing is decoded to be thrown away"
+    assert 0 <= picture.width - place[2] < 1 and 0 <= picture.height - place[3] < 1
+    small = picture.resize((side, side), Image.Resampling.BICUBIC, box=place)
+    expected = decode(data).crop(part).resize((side, side), Image.Resampling.BICUBIC)
+    difference = np.abs(np.asarray(small).astype(int) - np.asarray(expected))
+    assert difference.mean() < 1.4 and (scale > 1 or not difference.any())
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_part_that_is_not_reduced_is_exactly_the_pixels_of_the_whole(kind: str, orientation: int) -> None:
+    data = turned(noisy(91, 53), orientation, kind)
+    part = (7, 5, 60, 41)
+    picture, place = EncodedImage(data).read(part, side=200)
+    assert place == (0, 0, 53, 36)
+    assert np.array_equal(np.asarray(picture), np.asarray(decode(data).crop(part)))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "GIF"])
+def test_a_part_of_a_transparent_picture_is_laid_on_white(kind: str) -> None:
+    image = halves().quantize(4)
+    data = encoded(image, kind, transparency=image.getpixel((3, 10)))
+    assert EncodedImage(data).read((0, 0, 10, 10))[0].getcolors() == [(100, WHITE)]
+
+
+def test_a_header_is_checked_before_any_pixel_and_the_pixels_when_they_are_read() -> None:
+    with pytest.raises(ImageError) as caught:
+        EncodedImage(png_header(1_001, 1_000), ImageLimits(max_pixels=1_000_000))
+    assert caught.value.reason == "too_many_pixels"
+    image = EncodedImage(encoded(halves().resize((200, 100)), "JPEG")[:-200])
+    assert image.size == (200, 100)
+    with pytest.raises(ImageError) as caught:
+        image.read((0, 0, 10, 10))
+    assert caught.value.reason == "truncated"
 
 
 def test_preprocessing_scales_the_short_side_and_crops_the_centre() -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 from index.images import Preprocessing, decode
 from tests.support.tiny_gallery import tiny_photo, write_tiny_folder
 from training.config import AugmentationSettings
-from training.data.loading import MeasuredPhotos, TrainingPhotos, augment, read_photo
+from training.data.loading import MeasuredPhotos, TrainingPhotos, decoding_workers, read_photo
 from training.data.photos import Photo, load_data
 from training.errors import TrainingError
 
@@ -33,17 +33,6 @@ def test_labels_are_the_numbers_of_sorted_classes(photos: tuple[Photo, ...]) -> 
     assert data.classes == sorted(data.classes)
     assert [data.classes[data[0, index][1]] for index in range(len(data))] == [photo.label for photo in photos]
     assert [data.classes[number] for number in data.labels] == [photo.label for photo in photos]
-
-
-def test_augmentation_keeps_to_its_scale() -> None:
-    ramp = Image.fromarray(np.tile(np.arange(200, dtype=np.uint8)[:, None], (1, 200))).convert("RGB")
-    rng = np.random.default_rng(0)
-    whole = AugmentationSettings(crop_scale=(1.0, 1.0))
-    spans = [int(np.ptp(np.asarray(augment(ramp, 50, whole, rng)))) for _ in range(20)]
-    assert min(spans) > 150
-    small = AugmentationSettings(crop_scale=(0.01, 0.02))
-    spans = [int(np.ptp(np.asarray(augment(ramp, 50, small, rng)))) for _ in range(20)]
-    assert max(spans) < 50
 
 
 def test_measured_photos_are_the_pixels_that_serving_sees(photos: tuple[Photo, ...]) -> None:
@@ -74,3 +63,34 @@ def test_a_box_is_cut_to_the_image_but_one_outside_is_refused(tmp_path: Path) ->
     assert read_photo(Photo(tmp_path / "photo.jpg", "mug", (-5, 90, 20, 300))).size == (20, 6)
     with pytest.raises(TrainingError, match=r"photo\.jpg \(class mug\): the box .* lies outside its \(96, 96\) pixels"):
         read_photo(Photo(tmp_path / "photo.jpg", "mug", (96, 0, 120, 20)))
+
+
+def test_a_box_of_a_large_photo_is_measured_as_if_all_of_it_were_decoded(tmp_path: Path) -> None:
+    rows, columns = np.mgrid[0:1501, 0:1203]
+    pixels = np.stack((rows % 200, columns % 180, (rows + columns) % 256), axis=2).astype(np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "photo.jpg", quality=95, exif=exif)
+    photo, rule = Photo(tmp_path / "photo.jpg", "mug", (131, 57, 1300, 1100)), Preprocessing(resize=72, input_size=64)
+    expected = rule.apply(read_photo(photo)).astype(int)
+    assert read_photo(photo).size == (1169, 1043) and read_photo(photo, 72).size == (147, 131), "an eighth"
+    assert np.abs(MeasuredPhotos([photo], rule)[0].numpy() - expected).mean() < 2
+
+
+def test_an_unreadable_training_photo_is_named_with_its_class(tmp_path: Path) -> None:
+    (tmp_path / "broken.jpg").write_bytes(tiny_photo(0, 0)[:-100])
+    with pytest.raises(TrainingError, match=r"broken\.jpg \(class mug\) cannot be used: The image is truncated"):
+        TrainingPhotos([Photo(tmp_path / "broken.jpg", "mug")], 16, AugmentationSettings(), seed=0)[0, 0]
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "on_cpu", "on_gpu"),
+    [(1, 1, 0, 1), (2, 1, 1, 1), (6, 1, 1, 5), (64, 1, 1, 8), (16, 4, 1, 3), (8, 8, 0, 1)],
+)
+def test_workers_follow_from_the_cores_that_a_process_has(
+    cores: int, processes: int, on_cpu: int, on_gpu: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.data.loading.usable_cores", lambda: cores)
+    assert decoding_workers(None, "cpu", processes) == on_cpu
+    assert decoding_workers(None, "cuda", processes) == on_gpu
+    assert decoding_workers(3, "cpu", processes) == 3 and decoding_workers(0, "cuda", processes) == 0
