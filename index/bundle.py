@@ -39,6 +39,10 @@ class BundleCard(Frozen):
     data: str = ""
     metrics: dict[str, float] = Field(default={}, description="measured on products never trained on, as shares")
     untrained_metrics: dict[str, float] = Field(default={}, description="the same before training")
+    refit: bool = Field(
+        default=False,
+        description="the model learned all products afterwards; its figures are of the same training without them",
+    )
     precision: Literal["fp32", "fp16", "int8"] = "fp32"
     fp32_metrics: dict[str, float] = Field(default={}, description="of the same model at full precision, if reduced")
     versions: dict[str, str] = {}
@@ -135,6 +139,12 @@ def write_card(directory: Path, *, preprocessing: Preprocessing, dimension: int,
     return card
 
 
+_REFIT = (
+    "This model has learned all products. The figures are those of the same training without the products that they"
+    " were measured on:"
+)
+
+
 def _readable(card: BundleCard) -> str:
     """The card for people; programs read the other file."""
     columns = {"before training": card.untrained_metrics, "this model": card.metrics, "at fp32": card.fp32_metrics}
@@ -156,7 +166,7 @@ def _readable(card: BundleCard) -> str:
         names = list(dict.fromkeys(name for metrics in shown.values() for name in metrics))
         lines += [
             "",
-            "Measured on classes that training never saw:",
+            _REFIT if card.refit else "Measured on classes that training never saw:",
             "",
             f"| | {' | '.join(shown)} |",
             "| --- |" + " --- |" * len(shown),

@@ -14,7 +14,7 @@ import yaml
 from index.errors import LookalikeError
 from index.files import write_text, written_whole
 from training.backbones import EmbeddingModel
-from training.config import TrainingConfig
+from training.config import RESUMABLE, TrainingConfig, flat_settings
 from training.errors import TrainingError
 
 _CONFIG = "config.yaml"
@@ -46,23 +46,34 @@ class RunFolder:
             raise
 
     def start(self, config: TrainingConfig, data: str, *, resume: bool) -> bool:
-        """Makes the folder, or with `resume` accepts one that holds the same run; answers whether it is new."""
-        if (self.path / _CONFIG).is_file():
+        """Makes the folder, or with `resume` accepts one that holds the same run; returns whether it is new."""
+        new = not (self.path / _CONFIG).is_file()
+        if not new:
             if not resume:
-                raise TrainingError(
-                    f"{self.path} holds a run.", "Go on with it with --resume, or choose another --out."
-                )
-            if self.config != config or self.data != data:
-                raise TrainingError(
-                    f"{self.path} holds a run with other settings or data.", "Choose another folder with --out."
-                )
-            return False
-        if self.path.exists() and any(self.path.iterdir()):
+                raise TrainingError(f"{self.path} holds a run.", "Continue it with --resume, or choose another --out.")
+            self._check_same(config, data)
+            if self.config == config:
+                return False
+            (self.path / _RESULT).unlink(missing_ok=True)  # it was the result of another number of epochs
+        elif self.path.exists() and any(self.path.iterdir()):
             raise TrainingError(f"{self.path} is not empty and holds no run.", "Choose another folder with --out.")
         self.path.mkdir(parents=True, exist_ok=True)
         description = {"data": data, "config": config.model_dump(mode="json")}
         write_text(self.path / _CONFIG, yaml.safe_dump(description, sort_keys=False))
-        return True
+        return new
+
+    def _check_same(self, config: TrainingConfig, data: str) -> None:
+        """Refuses to continue a run with settings that would make it another one, and names them."""
+        old, new = (flat_settings(of.model_dump(mode="json", exclude=set(RESUMABLE))) for of in (self.config, config))
+        changed = [name for name in old | new if old.get(name) != new.get(name)]
+        differing = [f"{name}={new.get(name)!r} (was {old.get(name)!r})" for name in changed]
+        if self.data != data:
+            differing.append(f"--data {data} (was {self.data})")
+        if differing:
+            raise TrainingError(
+                f"{self.path} holds a run with other settings: {', '.join(differing)}.",
+                f"Choose another folder with --out; only {', '.join(sorted(RESUMABLE))} may change.",
+            )
 
     @property
     def config(self) -> TrainingConfig:
@@ -108,8 +119,15 @@ class RunFolder:
         try:
             result: dict[str, Any] = json.loads((self.path / _RESULT).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise TrainingError(f"The run {self.path} has not finished.", "Go on with `train --resume`.") from None
+            raise TrainingError(
+                f"The run {self.path} has not finished.", "Continue it with `train --resume`."
+            ) from None
         return result
+
+    @property
+    def is_refit(self) -> bool:
+        """Whether the model has learned all classes, so that its figures are those of the run before."""
+        return self.is_finished and "refit" in self.result()
 
     def history(self) -> list[dict[str, Any]]:
         """What was measured so far, epoch by epoch; epoch 0 is the untrained backbone."""
@@ -122,9 +140,11 @@ class RunFolder:
         if file is None:
             raise TrainingError(f"{self.path} has no checkpoint yet.", "Let `lookalike train` finish an epoch.")
         state = _loaded(file)
-        weights = state["work"]["model"] if "work" in state else state
+        if "work" in state:
+            work = state["work"]
+            state = work["average"]["model"] if "average" in work else work["model"]
         model = EmbeddingModel(self.config.backbone, input_size=self.config.preprocessing.input_size, pretrained=False)
-        model.load_state_dict(weights)
+        model.load_state_dict(state)
         return model.eval()
 
 

@@ -34,15 +34,22 @@ def train(
     data: DataOption,
     out: Annotated[Path, typer.Option(help="Folder of the run.")],
     config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    preset: Annotated[
+        list[str] | None, typer.Option(help="Named settings, layered in order; by default those of the data set.")
+    ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: key=value.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    refit: Annotated[
+        bool, typer.Option("--refit", help="Then train on all products, for as many epochs, into --out/refit.")
+    ] = False,
     protocol: Annotated[
-        Literal["mlrc"] | None, typer.Option(help="mlrc: four models on class-disjoint folds, measured together.")
+        Literal["folds", "mlrc"] | None,
+        typer.Option(help="folds: four models on class-disjoint folds. mlrc: with the settings of that benchmark."),
     ] = None,
 ) -> None:
     """Train an embedder on photos and measure it on classes it has never seen.
 
-    Example: lookalike train --data folder:photos --out runs/first --set epochs=10
+    Example: lookalike train --data folder:photos --out runs/first --set epochs=10 --refit
 
     Several GPUs: torchrun --nproc-per-node 4 -m lookalike train ...
     """
@@ -50,15 +57,21 @@ def train(
     from training.config import load_config
     from training.loop import train as run
 
-    settings = load_config(config, set_ or [], presets=_presets(data))
+    benchmark = ["mlrc"] if protocol == "mlrc" else []
+    settings = load_config(config, set_ or [], presets=[*(preset or _presets(data)), *benchmark])
+    if protocol and refit:
+        raise TrainingError("--refit trains one model, --protocol several.", "Use one of the two.")
     photos = _load(data)
-    if protocol == "mlrc":
+    if protocol:
         _train_folds(settings, photos, out, data, resume=resume)
         return
     with TrainingBar(settings) as watcher:
         result = run(settings, photos, out, data, watcher, resume=resume)
+    shipped = _refit(out, photos, settings.model_copy(update={"stop_epoch": result["epoch"]})) if refit else out
     if watcher.first:
-        typer.echo(f"Epoch {result['epoch']} was kept; export it with: lookalike export {out} --out BUNDLE")
+        typer.echo(f"Epoch {result['epoch']} was kept; export it with: lookalike export {shipped} --out BUNDLE")
+        if not refit:
+            typer.echo("To train on the products kept for measuring too, repeat the command with --resume --refit.")
 
 
 def evaluate(
@@ -80,6 +93,7 @@ def evaluate(
     from training.evaluate import embed_photos, full_report, is_bundle, load_model, versions
 
     ks = _parse_ks(k)
+    _refuse_learned(model, data)
     preprocessing, embed = load_model(model)
     checked = _checked(_load(data))
     for remark in checked.remarks:
@@ -145,7 +159,8 @@ def report(
     spec = data or own_data
     if page.is_dir():
         raise TrainingError(f"{page} is a folder.", "Name a file to write, such as --out report.html.")
-    folder.model()  # a run without a checkpoint is told before its photos are read
+    folder.model()  # raises for a run without a checkpoint before its photos are read
+    _refuse_learned(run, spec)
     try:
         photos = _load(spec)
     except TrainingError as error:
@@ -194,11 +209,13 @@ def require_train_extra() -> None:
 class TrainingBar:
     """A progress bar over a run's steps, and a line for every measurement; silent in all processes but the first."""
 
-    def __init__(self, config: "TrainingConfig") -> None:
+    def __init__(self, config: "TrainingConfig", *, unmeasured: bool = False) -> None:
+        """Takes whether the run has nothing to be measured on, so that its epochs have no line."""
         from index.progress import progress_bar
 
         self.first = os.environ.get("RANK", "0") == "0"
-        self._epochs = config.epochs
+        self._unmeasured = unmeasured
+        self._epochs = config.last_epoch
         self._title = f"Training with {config.loss.name}"
         self._bar = progress_bar(self._title)
 
@@ -218,6 +235,8 @@ class TrainingBar:
             self._update(done, total, what)
 
     def measured(self, record: dict[str, Any]) -> None:
+        if self._unmeasured:
+            return
         name = f"epoch {record['epoch']}/{self._epochs}" if record["epoch"] else "untrained"
         self.say(f"  {name}".ljust(18) + _row(record))
 
@@ -247,6 +266,14 @@ def _print_report(report: dict[str, Any]) -> None:
             served = report["index"][name]
             line += f"  through the index {100 * served:6.2f} % ({100 * (served - value):+.2f})"
         typer.echo(line)
+
+
+def _refit(out: Path, photos: "DataSet", settings: "TrainingConfig") -> Path:
+    from training.checkpoints import RunFolder
+    from training.refit import refit
+
+    with TrainingBar(settings, unmeasured=True) as watcher:
+        return refit(RunFolder(out), photos, watcher).path
 
 
 def _train_folds(settings: "TrainingConfig", photos: "DataSet", out: Path, data: str, *, resume: bool) -> None:
@@ -299,6 +326,26 @@ def _presets(data: str) -> list[str]:
     from training.config import preset_names
 
     return [name for name in preset_names() if name == data.partition(":")[0]]
+
+
+def _refuse_learned(model: Path, data: str) -> None:
+    """Refuses to measure a refitted model on its own data: it has learned every class of it."""
+    from index.bundle import Bundle
+    from training.checkpoints import RunFolder
+    from training.evaluate import is_bundle
+
+    if is_bundle(model):
+        if Bundle.load(model).card.refit:
+            typer.echo(
+                "This model was refitted on all products of its data: on those, the figures are too good.", err=True
+            )
+        return
+    run = RunFolder(model.parent if model.is_file() else model)
+    if run.is_refit and run.data == data:
+        raise TrainingError(
+            f"{run.path} has learned every class of {data}: figures on them mean nothing.",
+            f"Measure the run before the refit, {run.path.parent}, or give photos of other products with --data.",
+        )
 
 
 def _load(spec: str) -> "DataSet":

@@ -217,6 +217,14 @@ def parse_config(raw: Mapping[str, Any]) -> TrainingConfig:
         raise TrainingError("Bad training settings: " + "; ".join(lines) + ".", "See docs/train.md.") from None
 
 
+def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= flat_settings(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
 def preset_names() -> list[str]:
     """Every name that `--preset` accepts."""
     files = (resources.files("training") / "presets").iterdir()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.utils.data import DataLoader
 
 from index import ann, building
@@ -19,35 +21,55 @@ from index.metrics import KS, Figures, intervals, listed_metrics, means, query_m
 from index.ranking import Protocol
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
-from training.data.loading import MeasuredPhotos
+from training.data.loading import MeasuredPhotos, decoding_workers
 from training.data.photos import Photo
 from training.devices import choose_device, keep_freed_memory
+from training.world import World
 
 Progress = Callable[[int, int], None]
 Embed = Callable[[torch.Tensor], NDArray[np.float32]]
 
 _QUERIES = 1024
 """Searched in the index at a time."""
+_FEW = 128
+"""Photos up to which no worker process is started to decode them."""
+_MAX_KEPT = 2 << 30
+"""Bytes of activations that are kept in memory."""
+_KEPT_BATCH = 256
+"""Kept activations that go through the rest of the model at a time."""
 
 
-def torch_embedder(module: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> Embed:
-    """A PyTorch function of pixels as a function to arrays."""
+def torch_embedder(
+    module: Callable[[torch.Tensor], torch.Tensor], device: torch.device, half: torch.dtype | None = None
+) -> Embed:
+    """Makes a PyTorch function of pixels one to arrays, computed in `half` precision if that is given."""
     if device.type == "cpu":
         keep_freed_memory()
 
     def embed(pixels: torch.Tensor) -> NDArray[np.float32]:
-        with torch.inference_mode():
-            vectors: NDArray[np.float32] = module(pixels.to(device)).float().cpu().numpy()
+        with torch.inference_mode(), torch.autocast(device.type, half, enabled=half is not None):
+            vectors: NDArray[np.float32] = module(pixels.to(device, non_blocking=True)).float().cpu().numpy()
         return vectors
 
     return embed
 
 
 def embed_photos(
-    photos: Sequence[Photo], preprocessing: Preprocessing, embed: Embed, on_progress: Progress | None = None
+    photos: Sequence[Photo],
+    preprocessing: Preprocessing,
+    embed: Embed,
+    on_progress: Progress | None = None,
+    *,
+    workers: int | None = None,
+    pin_memory: bool = False,
 ) -> NDArray[np.float32]:
-    """Vectors of all photos, in their order."""
-    loader = DataLoader(MeasuredPhotos(photos, preprocessing), batch_size=64)
+    """Returns the vectors of all photos in their order; worker processes decode while the model computes."""
+    workers = decoding_workers(workers, "cuda" if pin_memory else "cpu")
+    # Starting a process costs more than decoding a few photos.
+    workers = workers if len(photos) > _FEW else 0
+    loader = DataLoader(
+        MeasuredPhotos(photos, preprocessing), batch_size=64, num_workers=workers, pin_memory=pin_memory
+    )
     vectors = []
     for pixels in loader:
         vectors.append(embed(pixels))
@@ -128,29 +150,70 @@ def versions() -> dict[str, str]:
 
 
 class Examiner:
-    """Measures a model in training again and again; behind a frozen backbone it embeds the photos only once."""
+    """Measures a model in training again and again; every process of the run embeds its part of the photos.
+
+    What frozen stages make of the photos is computed once and kept, if it fits into memory.
+    """
 
     def __init__(
-        self, photos: Sequence[Photo], preprocessing: Preprocessing, device: torch.device, *, frozen_backbone: bool
+        self,
+        photos: Sequence[Photo],
+        preprocessing: Preprocessing,
+        world: World,
+        *,
+        half: torch.dtype | None = None,
+        workers: int | None = None,
+        frozen: int | None = 0,
     ) -> None:
+        """Takes the number of first stages that never change; None stands for the whole backbone."""
         self._photos = photos
+        self._own = photos[world.rank :: world.size]
         self._preprocessing = preprocessing
-        self._device = device
-        self._frozen = frozen_backbone
-        self._features: NDArray[np.float32] | None = None
+        self._world = world
+        self._half = half
+        self._workers = workers
+        self._frozen = frozen
+        self._activations: NDArray[np.float32] | None = None
 
     def measure(self, model: EmbeddingModel, *, untrained: bool = False) -> dict[str, float]:
-        """Figures of the model as it is; `untrained` measures the pretrained backbone's own features."""
+        """Returns the model's figures, on the first process only; `untrained` measures the backbone's own features."""
         model.eval()
-        if not self._frozen:
-            embed = torch_embedder(model.features if untrained else model, self._device)
-            return measure(self._photos, self._preprocessing, embed)
-        if self._features is None:
-            embed = torch_embedder(model.features, self._device)
-            self._features = embed_photos(self._photos, self._preprocessing, embed)
-        head = torch_embedder(model.from_features, self._device)
-        vectors = self._features if untrained else head(torch.from_numpy(self._features))
+        own = self._embed(model, untrained) if self._own else None
+        parts = self._world.gather(own)
+        if not self._world.is_first:
+            return {}
+        there = [part for part in parts if part is not None]
+        vectors = np.empty((len(self._photos), there[0].shape[1]), np.float32)
+        for rank, part in enumerate(there):
+            vectors[rank :: self._world.size] = part
         return _scored(vectors, self._photos, KS)
+
+    def _embed(self, model: EmbeddingModel, untrained: bool) -> NDArray[np.float32]:
+        frozen = self._frozen
+        stages = model.features if frozen is None else partial(model.activations, stage=frozen)
+        if frozen == 0 or not self._fits(stages):
+            return self._through(model.features if untrained else model)
+        if self._activations is None:
+            self._activations = self._through(stages)
+        features = nn.Identity() if frozen is None else partial(model.features_from, stage=frozen)
+
+        def rest(activations: torch.Tensor) -> torch.Tensor:
+            return features(activations) if untrained else model.from_features(features(activations))
+
+        embed = torch_embedder(rest, self._world.device, self._half)
+        return np.concatenate([embed(part) for part in torch.split(torch.from_numpy(self._activations), _KEPT_BATCH)])
+
+    def _fits(self, stages: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+        side = self._preprocessing.input_size
+        blank = torch.zeros((1, side, side, 3), dtype=torch.uint8, device=self._world.device)
+        with torch.inference_mode():
+            return 4 * stages(blank).numel() * len(self._own) <= _MAX_KEPT
+
+    def _through(self, module: Callable[[torch.Tensor], torch.Tensor]) -> NDArray[np.float32]:
+        device = self._world.device
+        embed = torch_embedder(module, device, self._half)
+        pin = device.type == "cuda"
+        return embed_photos(self._own, self._preprocessing, embed, workers=self._workers, pin_memory=pin)
 
 
 def is_bundle(path: Path) -> bool:

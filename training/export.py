@@ -52,7 +52,8 @@ def export_run(run: RunFolder, out: Path, photos: Sequence[Photo]) -> Bundle:
             loss_settings=config.loss.settings,
             data=run.data.partition(":")[0],
             metrics=_shares(run.result()),
-            untrained_metrics=_shares(run.history()[0]),
+            untrained_metrics=run.result()["untrained"],
+            refit=run.is_refit,
             versions={name: version(name) for name in ("lookalike", "torch", "timm", "onnx", "onnxruntime")},
         )
         _check_parity(model, Bundle.load(temporary), photos)

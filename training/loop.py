@@ -1,6 +1,8 @@
 """The training loop, top to bottom."""
 
+import math
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -14,9 +16,15 @@ from training.checkpoints import RunFolder
 from training.config import TrainingConfig
 from training.data.checking import check_photos
 from training.data.records import DataSet
+from training.errors import TrainingError
+from training.losses.proxy_loss import ProxyLoss
+from training.optimisation import set_rates
 from training.preparation import Workshop, prepare
 from training.recording import Recorder, Watcher
 from training.world import World, joined_world
+
+Drop = Callable[[list[dict[str, Any]]], str | None]
+"""Decides after an epoch, from the history so far, whether the run ends here, and why."""
 
 
 @dataclass
@@ -27,34 +35,44 @@ class Progress:
     step: int = 0
     sums: dict[str, float] = field(default_factory=dict)
     """Of the epoch's steps so far, for its means."""
+    counts: dict[str, int] = field(default_factory=dict)
     photos: int = 0
     seconds: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)
     best_epoch: int = 0
     best_score: float = -1.0
     """Of the best epoch on the validation classes."""
+    initial: dict[str, str] = field(default_factory=dict)
+    """Digests of the weights and batches that the run began with."""
+    dropped: str | None = None
+    """Why the run ended before its last epoch, if a rule ended it."""
 
-    def add(self, figures: dict[str, float], *, photos: int, seconds: float) -> None:
-        """Counts a step."""
-        self.step += 1
-        self.photos += photos
-        self.seconds += seconds
+    def add(self, figures: dict[str, float]) -> None:
+        """Counts the figures of a step."""
         for name, value in figures.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
+            self.counts[name] = self.counts.get(name, 0) + 1
 
     def finish_epoch(self) -> dict[str, Any]:
-        """The epoch's record, and a clean slate for the next."""
-        means = {name: total / self.step for name, total in self.sums.items()}
+        """Returns the epoch's record and starts the next one."""
+        means = {name: total / self.counts[name] for name, total in self.sums.items()}
         self.epoch += 1
         record = {"epoch": self.epoch, **means, "photos_per_second": self.photos / self.seconds}
-        self.step, self.sums, self.photos, self.seconds = 0, {}, 0, 0.0
+        self.step, self.sums, self.counts, self.photos, self.seconds = 0, {}, {}, 0, 0.0
         return record
 
 
 def train(
-    config: TrainingConfig, data: DataSet, out: Path, spec: str, watcher: Watcher, *, resume: bool = False
+    config: TrainingConfig,
+    data: DataSet,
+    out: Path,
+    spec: str,
+    watcher: Watcher,
+    *,
+    resume: bool = False,
+    drop: Drop | None = None,
 ) -> dict[str, Any]:
-    """Trains into the run folder `out`, or goes on with the run there, and answers the chosen model's figures."""
+    """Trains into the run folder `out`, or continues the run there, and returns the chosen model's figures."""
     with joined_world(config.device) as world:
         folder = RunFolder(out)
         with folder.begun(config, spec, resume=resume) if world.is_first else nullcontext():
@@ -65,14 +83,13 @@ def train(
                 watcher.say(remark)
             checkpoint = folder.load()
             work = prepare(config, data, out, world, watcher, pretrained=checkpoint is None)
-        progress = Progress()
+        progress = Progress(initial=work.initial)
         if checkpoint:
             work.load_state_dict(checkpoint["work"])
             progress = Progress(**checkpoint["progress"])
-        with Recorder(
-            out, first_step=progress.epoch * len(work.batches) + progress.step, active=world.is_first
-        ) as recorder:
-            return _Training(config, folder, world, work, progress, recorder, watcher).run()
+        first_step = progress.epoch * len(work.batches) + progress.step
+        with Recorder(out, config, first_step=first_step, active=world.is_first, watcher=watcher) as recorder:
+            return _Training(config, folder, world, work, progress, recorder, watcher, drop).run()
 
 
 @dataclass
@@ -86,61 +103,104 @@ class _Training:
     progress: Progress
     recorder: Recorder
     watcher: Watcher
+    drop: Drop | None
+    pending: list[dict[str, Tensor | float]] = field(default_factory=list)
+    """Figures of the latest steps that still lie on the device: reading them waits for it."""
 
     def run(self) -> dict[str, Any]:
-        if not self.progress.history:
+        progress = self.progress
+        if not progress.history:
             self.measure({"epoch": 0})
-        while self.progress.epoch < self.config.epochs and not self.out_of_patience():
+        while progress.epoch < self.config.last_epoch and not self.out_of_patience() and not progress.dropped:
             self.train_epoch()
-            self.measure(self.progress.finish_epoch())
+            self.measure(progress.finish_epoch())
             self.select()
+            progress.dropped = self.world.share(self.drop(progress.history) if self.drop else None)
             self.save()
         return self.finish()
 
     def train_epoch(self) -> None:
-        """The rest of the current epoch: all of it, or what a killed run left."""
-        work, progress = self.work, self.progress
-        work.batches.epoch, work.batches.start_step = progress.epoch, progress.step
-        work.model.train()
+        """Trains the rest of the current epoch: all of it, or what a killed run left."""
+        work, progress, config = self.work, self.progress, self.config
+        device, steps = self.world.device, len(work.batches)
+        work.begin_epoch(progress.epoch, progress.step)
         saved = counted = time.monotonic()
         for inputs, labels in work.loader:
-            figures = self.step(inputs.to(self.world.device), labels.to(self.world.device))
+            self.step(inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True))
+            progress.photos += len(labels) * self.world.size
+            if progress.step % config.log_every == 0 or progress.step == steps:
+                self.read_figures()
             now = time.monotonic()
-            progress.add(figures, photos=len(labels) * self.world.size, seconds=now - counted)
+            progress.seconds += now - counted
             counted = now
-            self.recorder.step(progress.epoch * len(work.batches) + progress.step, figures)
-            self.watcher.step(progress.epoch, progress.step, len(work.batches))
-            if now - saved > 60 * self.config.checkpoint_minutes:
+            self.watcher.step(progress.epoch, progress.step, steps)
+            # Gradients are not part of a checkpoint, so it is written between two updates.
+            if now - saved > 60 * config.checkpoint_minutes and progress.step % config.optimiser.accumulation == 0:
                 self.save()
                 saved = now
 
-    def step(self, inputs: Tensor, labels: Tensor) -> dict[str, float]:
-        """Forward, backward and update on one batch."""
-        work = self.work
-        with torch.autocast(inputs.device.type, work.half, enabled=work.half is not None):
-            embeddings = work.network(inputs)
-        loss = work.criterion(embeddings.float(), labels)
-        work.optimiser.zero_grad(set_to_none=True)
-        work.scaler.scale(loss).backward()
-        if self.config.optimiser.clip_value:
+    def step(self, inputs: Tensor, labels: Tensor) -> None:
+        """Runs forward and backward on one batch; every `accumulation` batches, and at the epoch's end, updates."""
+        work, progress, settings = self.work, self.progress, self.config.optimiser
+        steps, place = len(work.batches), progress.step % settings.accumulation
+        together = min(settings.accumulation, steps - progress.step + place)
+        loss = work.criterion(work.network(inputs), labels)
+        work.scaler.scale(loss / together).backward()
+        factor = work.rate(progress.epoch * steps + progress.step)
+        figures: dict[str, Tensor | float] = {"loss": loss.detach(), "learning_rate": settings.learning_rate * factor}
+        if progress.step % self.config.log_every == 0 and isinstance(work.loss, ProxyLoss):
+            figures |= work.loss.diagnostics()
+        self.pending.append(figures)
+        progress.step += 1
+        if place + 1 == together:
+            set_rates(work.optimiser, factor)
+            self.update()
+
+    def update(self) -> None:
+        """Moves the weights along the accumulated gradient."""
+        work, settings = self.work, self.config.optimiser
+        if settings.clip_value or settings.clip_norm:
             work.scaler.unscale_(work.optimiser)
             parameters = [parameter for group in work.optimiser.param_groups for parameter in group["params"]]
-            nn.utils.clip_grad_value_(parameters, self.config.optimiser.clip_value)
+            if settings.clip_value:
+                nn.utils.clip_grad_value_(parameters, settings.clip_value)
+            if settings.clip_norm:
+                nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
         work.scaler.step(work.optimiser)
         work.scaler.update()
-        (rate,) = (group["lr"] for group in work.optimiser.param_groups if group["name"] == "head")
-        work.schedule.step()
-        return {"loss": loss.item(), "learning_rate": rate, **getattr(work.loss, "last_report", {})}
+        work.optimiser.zero_grad(set_to_none=True)
+        if work.average:
+            work.average.update(work.model)
+
+    def read_figures(self) -> None:
+        """Brings the figures of the latest steps from the device, and ends a run that has diverged."""
+        progress, first = self.progress, self.progress.step - len(self.pending) + 1
+        on_device = [
+            value.float() for figures in self.pending for value in figures.values() if isinstance(value, Tensor)
+        ]
+        values = iter(torch.stack(on_device).tolist())  # waits for the device once
+        epoch = progress.epoch + 1
+        for step, pending in enumerate(self.pending, first):
+            figures = {name: next(values) if isinstance(value, Tensor) else value for name, value in pending.items()}
+            if not math.isfinite(figures["loss"]):
+                raise TrainingError(
+                    f"Training diverged: the loss became {figures['loss']} at step {step} of epoch {epoch}.",
+                    f"Lower optimiser.learning_rate ({self.config.optimiser.learning_rate:g}) or set"
+                    " optimiser.clip_norm=1, and train into a new folder.",
+                )
+            progress.add(figures)
+            self.recorder.step(progress.epoch * len(self.work.batches) + step, figures)
+        self.pending.clear()
 
     def measure(self, record: dict[str, Any]) -> None:
         """Completes an epoch's record: the validation classes decide, the test classes are only looked at."""
         config, work, epoch = self.config, self.work, record["epoch"]
-        if self.world.is_first:
-            if work.validation:
-                measured = work.validation.measure(work.model, untrained=epoch == 0)
-                record |= {f"validation.{name}": value for name, value in measured.items()}
-            if epoch == 0 or (config.test_every and epoch % config.test_every == 0):
-                record |= work.test.measure(work.model, untrained=epoch == 0)
+        untrained, model = epoch == 0, work.model if epoch == 0 else work.measured
+        if work.validation:
+            measured = work.validation.measure(model, untrained=untrained)
+            record |= {f"validation.{name}": value for name, value in measured.items()}
+        if work.test and (untrained or (config.test_every and epoch % config.test_every == 0)):
+            record |= work.test.measure(model, untrained=untrained)
         record = self.world.share(record)
         self.progress.history.append(record)
         self.recorder.epoch(self.progress.history, epoch * len(work.batches))
@@ -152,26 +212,49 @@ class _Training:
         if score is not None and score > self.progress.best_score:
             self.progress.best_score, self.progress.best_epoch = score, self.progress.epoch
             if self.world.is_first:
-                self.folder.save_best(self.work.model.state_dict())
+                self.folder.save_best(self.work.measured.state_dict())
 
     def out_of_patience(self) -> bool:
         patience = self.config.selection.patience
-        return patience is not None and self.progress.epoch - self.progress.best_epoch >= patience
+        if patience is None or self.work.validation is None:
+            return False
+        return self.progress.epoch - self.progress.best_epoch >= patience
 
     def save(self) -> None:
+        if self.pending:
+            self.read_figures()
         if self.world.is_first:
             self.folder.save({"work": self.work.state_dict(), "progress": asdict(self.progress)})
 
     def finish(self) -> dict[str, Any]:
-        """The figures of the chosen model on the test classes, looked at once more if that epoch was not."""
-        history = self.progress.history
-        result: dict[str, Any] = {}
-        if self.world.is_first:
-            chosen = self.progress.best_epoch if self.work.validation else self.progress.epoch
-            result = next(record for record in history if record["epoch"] == chosen)
-            if "recall@1" not in result:
-                self.work.model.load_state_dict(self.folder.model().state_dict())
-                result = result | self.work.test.measure(self.work.model)
-            self.folder.write_result(result)
+        """Writes the figures of the chosen model on the test classes, measured once more if that epoch was not."""
+        progress, work = self.progress, self.work
+        chosen = progress.best_epoch if work.validation else progress.epoch
+        result = dict(next(record for record in progress.history if record["epoch"] == chosen))
+        if work.test and "recall@1" not in result:
+            kept = self.world.share(self.folder.model().state_dict() if self.world.is_first else None)
+            work.measured.load_state_dict(kept)
+            result |= work.test.measure(work.measured)
+        result |= {"untrained": _measured(progress.history[0]), "epochs": progress.epoch, "initial": progress.initial}
+        result |= _best_on_test(progress.history, self.config.selection.metric)
+        if progress.dropped:
+            result["dropped"] = progress.dropped
         shared: dict[str, Any] = self.world.share(result)
+        if self.world.is_first:
+            self.folder.write_result(shared)
+            self.recorder.finish(shared)
         return shared
+
+
+def _measured(record: dict[str, Any]) -> dict[str, float]:
+    """The figures on the test classes among all that a record holds."""
+    return {name: value for name, value in record.items() if name.startswith(("recall@", "map@"))}
+
+
+def _best_on_test(history: list[dict[str, Any]], metric: str) -> dict[str, Any]:
+    """The epoch that papers report: chosen on the test classes, so it is too good, and nothing here follows from it."""
+    trained = [record for record in history[1:] if metric in record]
+    if not trained:
+        return {}
+    best = max(trained, key=lambda record: float(record[metric]))
+    return {"best_on_test": {"epoch": best["epoch"], **_measured(best)}}

@@ -1,57 +1,90 @@
 """Everything that a run works with, made from its settings: photos in batches, network, loss, optimiser."""
 
 import hashlib
-import math
-import os
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from timm.layers.norm_act import convert_sync_batchnorm
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from training.backbones import EmbeddingModel
 from training.config import TrainingConfig
 from training.data.feature_cache import CachedFeatures, cache_features
-from training.data.loading import TrainingPhotos
+from training.data.loading import TrainingPhotos, decoding_workers
 from training.data.records import DataSet, Photo, fold_out, hold_out
-from training.data.sampling import BalancedBatches, Batches, RandomBatches
+from training.data.sampling import Batches, expected_positives, make_batches
+from training.devices import check_device, half_precision, set_precision
+from training.errors import TrainingError
 from training.evaluate import Examiner
 from training.losses.distributed import gather_batch
-from training.losses.registry import make_loss, setting_names
+from training.losses.hardness import volume_for
+from training.losses.registry import learns_from_pairs, make_loss, setting_names
 from training.losses.sample_aware import SampleAwareProxyLoss
+from training.optimisation import Factor, MovingAverage, make_optimiser, rate_factor
 from training.recording import Watcher
 from training.world import World
+
+_FEW_POSITIVES = 0.5
+"""Share of photos with a positive in their batch, below which a loss on pairs learns from few of them."""
 
 
 @dataclass
 class Workshop:
     """The moving parts of a run; together they are its whole state."""
 
+    config: TrainingConfig
+    world: World
     model: EmbeddingModel
     loss: nn.Module
-    network: nn.Module
-    """What embeds a batch: the model, or its head on cached features; over all processes."""
+    trained: nn.Module
+    """From the loader's tensors to vectors, on this process alone."""
     criterion: nn.Module
     batches: Batches
     loader: DataLoader[Any]
     optimiser: torch.optim.Optimizer
-    schedule: torch.optim.lr_scheduler.LRScheduler
+    rate: Factor
     scaler: torch.amp.GradScaler
-    half: torch.dtype | None
-    """The type of mixed precision; None computes in float32."""
-    test: Examiner
+    average: MovingAverage | None
+    test: Examiner | None
     validation: Examiner | None
+    network: nn.Module = field(init=False)
+    """The trained part over all processes."""
+    initial: dict[str, str] = field(init=False)
+    """Digests of the initial weights and of the first epoch's batches: equal ones make two runs comparable."""
+
+    def __post_init__(self) -> None:
+        self._backbone = [parameter for parameter in self.model.backbone.parameters() if parameter.requires_grad]
+        self._resting: bool | None = None
+        self.initial = {"weights": _digest(self.model), "batches": _batches_digest(self.batches)}
+
+    @property
+    def measured(self) -> EmbeddingModel:
+        """The model that is measured, kept and exported."""
+        return self.average.model if self.average else self.model
+
+    def begin_epoch(self, epoch: int, start_step: int) -> None:
+        """Sets batches and network to a place in the run; during the warm-up the backbone has no gradient."""
+        self.batches.epoch, self.batches.start_step = epoch, start_step
+        resting = epoch < self.config.schedule.warm_up_epochs
+        if resting != self._resting:
+            self._resting = resting
+            for parameter in self._backbone:
+                parameter.requires_grad_(not resting)
+            # DDP looks at the parameters that learn when it is made; the old one must be gone before.
+            self.network = nn.Identity()
+            self.network = _over_processes(self.trained, self.world)
+        self.model.train()
 
     def _parts(self) -> dict[str, Any]:
-        names = ("model", "loss", "optimiser", "schedule", "scaler")
-        return {name: getattr(self, name) for name in names}
+        names = ("model", "loss", "optimiser", "scaler", "average")
+        return {name: part for name in names if (part := getattr(self, name)) is not None}
 
     def state_dict(self) -> dict[str, Any]:
         parts = {name: part.state_dict() for name, part in self._parts().items()}
@@ -68,52 +101,92 @@ def prepare(
 ) -> Workshop:
     """Builds a run's parts, equal on every process; `pretrained` unless a checkpoint is going to fill them."""
     torch.manual_seed(config.seed)
-    photos: Sequence[Photo] = data.train
-    held_out: Sequence[Photo] = ()
-    selection = config.selection
-    if selection.fold is not None:
-        photos, held_out = fold_out(data.train, selection.fold, selection.folds, config.seed)
-    elif selection.validation_share:
-        photos, held_out = hold_out(data.train, selection.validation_share, config.seed)
-    side = config.preprocessing.input_size
-    # A frozen backbone's features are looked up by its weights, so those are needed on resuming too.
-    model = EmbeddingModel(config.backbone, input_size=side, pretrained=pretrained or bool(config.cached_views))
-    model = model.to(world.device).to(memory_format=torch.channels_last)
-    cached = bool(config.cached_views)
-    dataset: Dataset[Any] = _dataset(config, photos, model, out, world, watcher)
-    batches = _batches(config, photos, world)
-    loss = _loss(config, photos, len(batches), watcher).to(world.device)
-    optimiser = _optimiser(config, model, loss)
-    half = _half(config, world.device)
+    set_precision(world.device, cudnn_benchmark=config.cudnn_benchmark, tf32=config.tf32)
+    photos, held_out = learned_and_held_out(config, data)
+    batches = _batches(config, photos, world, watcher)
+    model, stage = _model(config, world, watcher, pretrained=pretrained)
+    half = half_precision(world.device) if config.mixed_precision else None
+    if pretrained:
+        check_device(model, config.preprocessing.input_size, world.device, half)
+    loss = _loss(config, photos, batches, watcher).to(world.device)
+    optimiser = make_optimiser(config.optimiser, model, loss)
+    workers = decoding_workers(config.workers, world.device.type, world.local_size)
+    trained: nn.Module = _TrainedPart(model, _features(model, config, stage), half)
 
-    def examiner(of: Sequence[Photo]) -> Examiner:
-        return Examiner(of, config.preprocessing, world.device, frozen_backbone=cached)
+    def examiner(of: Sequence[Photo]) -> Examiner | None:
+        frozen = stage if config.cached_views else 0
+        return Examiner(of, config.preprocessing, world, half=half, workers=workers, frozen=frozen) if of else None
 
     return Workshop(
+        config=config,
+        world=world,
         model=model,
         loss=loss,
-        network=_over_processes(_Head(model) if cached else model, world),
+        trained=torch.compile(trained) if config.compile else trained,  # type: ignore[arg-type]
         criterion=_over_processes(loss if isinstance(loss, SampleAwareProxyLoss) else _Gathered(loss), world),
         batches=batches,
-        loader=DataLoader(dataset, batch_sampler=batches, num_workers=0 if cached else _workers(config, world.device)),
+        loader=_loader(config, photos, batches, model, stage, out, world, watcher, workers),
         optimiser=optimiser,
-        schedule=torch.optim.lr_scheduler.LambdaLR(optimiser, _factors(config, optimiser, len(batches))),
+        rate=rate_factor(config, len(batches)),
         scaler=torch.amp.GradScaler(world.device.type, enabled=half is torch.float16),
-        half=half,
+        average=MovingAverage(model, config.optimiser.ema_decay) if config.optimiser.ema_decay else None,
         test=examiner(data.test),
-        validation=examiner(held_out) if held_out else None,
+        validation=examiner(held_out),
     )
 
 
-class _Head(nn.Module):
-    """The trainable rest of a model whose backbone's features are cached."""
+def learned_and_held_out(config: TrainingConfig, data: DataSet) -> tuple[Sequence[Photo], Sequence[Photo]]:
+    """The photos that a run learns from, and those of the classes that choose its epoch."""
+    selection = config.selection
+    if selection.fold is not None:
+        return fold_out(data.train, selection.fold, selection.folds, config.seed)
+    if selection.validation_share:
+        return hold_out(data.train, selection.validation_share, config.seed)
+    return data.train, ()
 
-    def __init__(self, model: EmbeddingModel) -> None:
+
+def _model(
+    config: TrainingConfig, world: World, watcher: Watcher, *, pretrained: bool
+) -> tuple[EmbeddingModel, int | None]:
+    """The network with its frozen parts, and the number of cached stages: None when only the head learns."""
+    side = config.preprocessing.input_size
+    # Cached activations are looked up by the weights that made them, so those are needed on resuming too.
+    model = EmbeddingModel(config.backbone, input_size=side, pretrained=pretrained or bool(config.cached_views))
+    if config.backbone.batch_norm == "learn" and world.size > 1:
+        if world.device.type == "cuda":
+            model = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        else:
+            watcher.say("Each process normalises by its own part of the batch: SyncBatchNorm needs CUDA.")
+    model = model.to(world.device).to(memory_format=torch.channels_last)
+    stage = None if config.cached_stage is None else model.stage_index(config.cached_stage)
+    if config.cached_views and stage is None:
+        model.freeze_backbone()
+    elif stage or config.backbone.frozen_stages:
+        model.freeze_stages(stage or config.backbone.frozen_stages)
+    if world.size > 1 and (unused := model.freeze_unused()):
+        watcher.say(f"{len(unused)} parameters of the backbone are not used and do not learn, such as {unused[0]}.")
+    return model, stage
+
+
+def _features(model: EmbeddingModel, config: TrainingConfig, stage: int | None) -> Callable[[Tensor], Tensor]:
+    """From what the loader yields to pooled features."""
+    if not config.cached_views:
+        return model.features
+    return Tensor.float if stage is None else partial(model.features_from, stage=stage)
+
+
+class _TrainedPart(nn.Module):
+    """What a step runs: the network up to vectors of any length, which each loss normalises as it needs."""
+
+    def __init__(self, model: EmbeddingModel, features: Callable[[Tensor], Tensor], half: torch.dtype | None) -> None:
         super().__init__()
         self.model = model
+        self._features, self._half = features, half
 
-    def forward(self, features: Tensor) -> Tensor:
-        return self.model.from_features(features)
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.autocast(inputs.device.type, self._half, enabled=self._half is not None):
+            features = self._features(inputs)
+        return self.model.embed(features)
 
 
 class _Gathered(nn.Module):
@@ -137,116 +210,120 @@ def _over_processes(module: nn.Module, world: World) -> nn.Module:
     return DistributedDataParallel(module, broadcast_buffers=False)
 
 
-def _dataset(
-    config: TrainingConfig, photos: Sequence[Photo], model: EmbeddingModel, out: Path, world: World, watcher: Watcher
-) -> TrainingPhotos | CachedFeatures:
-    side = config.preprocessing.input_size
-    if not config.cached_views:
-        return TrainingPhotos(photos, side, config.augmentation, config.seed)
-    model.freeze_backbone()
+def _loader(
+    config: TrainingConfig,
+    photos: Sequence[Photo],
+    batches: Batches,
+    model: EmbeddingModel,
+    stage: int | None,
+    out: Path,
+    world: World,
+    watcher: Watcher,
+    workers: int,
+) -> DataLoader[Any]:
+    """Batches of photos, or of cached activations, which need no decoding."""
+    pin = world.device.type == "cuda"
+    if config.cached_views:
+        cached = _cached(config, photos, model, stage, out, world, watcher, workers)
+        return DataLoader(cached, batch_sampler=batches, pin_memory=pin)
+    decoded = TrainingPhotos(photos, config.preprocessing.input_size, config.augmentation, config.seed)
+    return DataLoader(
+        decoded, batch_sampler=batches, num_workers=workers, pin_memory=pin, persistent_workers=workers > 0
+    )
 
-    def features(pixels: Tensor) -> Tensor:
+
+def _cached(
+    config: TrainingConfig,
+    photos: Sequence[Photo],
+    model: EmbeddingModel,
+    stage: int | None,
+    out: Path,
+    world: World,
+    watcher: Watcher,
+    workers: int,
+) -> CachedFeatures:
+    def activations(pixels: Tensor) -> Tensor:
         with torch.inference_mode():
-            return model.eval().features(pixels.to(world.device)).cpu()
+            pixels = pixels.to(world.device)
+            model.eval()
+            return (model.features(pixels) if stage is None else model.activations(pixels, stage)).cpu()
 
+    name = config.backbone
     cache = cache_features(
         photos,
-        features,
+        activations,
         views=config.cached_views,
-        side=side,
+        side=config.preprocessing.input_size,
         settings=config.augmentation,
         seed=config.seed,
         directory=out.parent / "feature-cache",
-        key=f"{config.backbone.name} {config.backbone.pooling} {_digest(model.backbone)}",
-        workers=_workers(config, world.device),
+        key=f"{name.name} {name.pooling if stage is None else stage} {_digest(model.backbone)}",
+        workers=workers,
         on_progress=partial(watcher.busy, "Caching features"),
     )
     return CachedFeatures(cache)
 
 
 def _digest(module: nn.Module) -> str:
-    """Of a network's weights, whatever file they came from."""
+    """A digest of a network's weights, whatever file they came from."""
     digest = hashlib.sha256()
     for name, value in module.state_dict().items():
         digest.update(name.encode() + value.cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
-def _batches(config: TrainingConfig, photos: Sequence[Photo], world: World) -> Batches:
-    sampling = config.sampling
-    labels = [photo.label for photo in photos]
-    if sampling.kind == "balanced":
-        return BalancedBatches(
-            labels,
-            sampling.batch_size // sampling.photos_per_class,
-            sampling.photos_per_class,
-            config.seed,
-            rank=world.rank,
-            world_size=world.size,
+def _batches_digest(batches: Batches) -> str:
+    return hashlib.sha256(repr(list(batches)).encode()).hexdigest()
+
+
+def _batches(config: TrainingConfig, photos: Sequence[Photo], world: World, watcher: Watcher) -> Batches:
+    """Balanced batches by default for losses on pairs, which learn nothing from a batch without positives."""
+    sampling, labels = config.sampling, [photo.label for photo in photos]
+    on_pairs = learns_from_pairs(config.loss.name)
+    if sampling.kind == "auto":
+        sampling = sampling.model_copy(update={"kind": "balanced" if on_pairs else "random"})
+    if sampling.kind == "balanced" and sampling.batch_size % sampling.photos_per_class:
+        raise TrainingError(
+            f"sampling.batch_size={sampling.batch_size} is not a multiple of"
+            f" photos_per_class={sampling.photos_per_class}, and {config.loss.name} takes balanced batches.",
+            "Choose a multiple, or set sampling.kind=random.",
         )
-    return RandomBatches(len(labels), sampling.batch_size, config.seed, rank=world.rank, world_size=world.size)
+    batches = make_batches(sampling, labels, config.seed, rank=world.rank, world_size=world.size)
+    if on_pairs and (share := expected_positives(sampling, labels)) < _FEW_POSITIVES:
+        watcher.say(
+            f"Only {share:.0%} of the photos have another one of their class in the batch, and {config.loss.name}"
+            " learns from such pairs: set sampling.kind=balanced."
+        )
+    return batches
 
 
-def _loss(config: TrainingConfig, photos: Sequence[Photo], steps: int, watcher: Watcher) -> nn.Module:
-    """The loss, told the facts of the run that a loss with a memory wants to know."""
+def _loss(config: TrainingConfig, photos: Sequence[Photo], batches: Batches, watcher: Watcher) -> nn.Module:
+    """The loss, with the facts of the run that its state depends on."""
     classes = Counter(photo.label for photo in photos)
     known = setting_names(config.loss.name)
-    facts = {"steps_per_epoch": steps, "train_size": len(photos)}
+    shown = len(photos) if config.sampling.steps_per_epoch is None else len(batches) * config.sampling.batch_size
+    planned = config.epochs * shown / len(classes)
+    facts: dict[str, Any] = {"steps_per_epoch": len(batches), "train_size": len(photos)}
+    if "volume" in known and "volume" not in config.loss.settings:
+        facts["volume"] = volume_for(planned, **_chosen(config, "tau"))
     settings = {name: value for name, value in facts.items() if name in known} | config.loss.settings
     loss = make_loss(config.loss.name, len(classes), config.backbone.embedding_size, settings)
     if isinstance(loss, SampleAwareProxyLoss):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            loss.hardness.settings.warn_if_decay_is_late(len(photos) / len(classes), config.epochs)
-        for warning in caught:
-            watcher.say(str(warning.message))
+        watcher.say(_volume_remark(loss, planned, set_by_hand="volume" in config.loss.settings))
     return loss
 
 
-def _optimiser(config: TrainingConfig, model: EmbeddingModel, loss: nn.Module) -> torch.optim.Optimizer:
-    """Three groups: backbone, head, and the loss's own parameters at their own rate."""
-    settings = config.optimiser
-    backbone = {id(parameter) for parameter in model.backbone.parameters()}
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups: list[dict[str, Any]] = [
-        {"name": "backbone", "params": [p for p in trained if id(p) in backbone]},
-        {"name": "head", "params": [p for p in trained if id(p) not in backbone]},
-        {"name": "proxies", "params": list(loss.parameters()), "lr": settings.learning_rate * settings.proxy_factor},
-    ]
-    kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
-    used = [group for group in groups if group["params"]]
-    return kind(used, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+def _chosen(config: TrainingConfig, name: str) -> dict[str, Any]:
+    return {name: config.loss.settings[name]} if name in config.loss.settings else {}
 
 
-def _factors(
-    config: TrainingConfig, optimiser: torch.optim.Optimizer, steps_per_epoch: int
-) -> list[Callable[[int], float]]:
-    """The learning rate's factor at a step, for each group: the backbone rests during the warm-up."""
-    schedule, steps = config.schedule, max(1, config.epochs * steps_per_epoch)
-    drop = schedule.step_epochs * steps_per_epoch
-    shapes: dict[str, Callable[[int], float]] = {
-        "constant": lambda step: 1.0,
-        "cosine": lambda step: 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps))),
-        "step": lambda step: schedule.step_factor ** (step // drop),
-    }
-    shape = shapes[schedule.kind]
-    rest = schedule.warm_up_epochs * steps_per_epoch
-
-    def rested(step: int) -> float:
-        return 0.0 if step < rest else shape(step)
-
-    return [rested if group["name"] == "backbone" else shape for group in optimiser.param_groups]
-
-
-def _half(config: TrainingConfig, device: torch.device) -> torch.dtype | None:
-    """bfloat16 where the GPU has it, for it needs no scaling; float16 otherwise."""
-    if device.type != "cuda" or not config.mixed_precision:
-        return None
-    return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-
-
-def _workers(config: TrainingConfig, device: torch.device) -> int:
-    """On a CPU the training itself wants the cores; one process ahead of it is enough."""
-    if config.workers is not None:
-        return config.workers
-    return 1 if device.type == "cpu" else min(8, os.cpu_count() or 1)
+def _volume_remark(loss: SampleAwareProxyLoss, planned: float, *, set_by_hand: bool) -> str:
+    settings = loss.hardness.settings
+    needed = settings.half_decay_samples()
+    text = (
+        f"V = {settings.volume:.4g} ({'as set' if set_by_hand else 'from the planned epochs'}): learned positives count"
+        f" half as much after {needed:.0f} of the {planned:.0f} planned samples per class"
+    )
+    if settings.positive_penalty == "sigma" and needed > planned:
+        return f"{text}, which is never: lower loss.settings.volume or train longer."
+    return f"{text} ({needed / planned:.0%})." if planned else f"{text}."

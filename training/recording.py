@@ -9,6 +9,8 @@ from typing import Any, Protocol
 from torch.utils.tensorboard import SummaryWriter
 
 from index.files import write_text, written_whole
+from training.callbacks import ExperimentCallback
+from training.config import TrainingConfig
 
 SHARES = ("outlier", "informative", "easy", "damped_negatives")
 """What a sample-aware loss reports: its value is no progress signal, these are."""
@@ -33,10 +35,15 @@ class Watcher(Protocol):
 class Recorder:
     """Writes a run's records into its folder; of several processes only one is `active`."""
 
-    def __init__(self, folder: Path, *, first_step: int, active: bool) -> None:
+    def __init__(
+        self, folder: Path, config: TrainingConfig, *, first_step: int, active: bool, watcher: Watcher
+    ) -> None:
         self._folder = folder
+        self._config = config
         self._first_step = first_step
         self._active = active
+        self._watcher = watcher
+        self._callback: ExperimentCallback | None = None
 
     def __enter__(self) -> "Recorder":
         if self._active:
@@ -44,11 +51,15 @@ class Recorder:
             self._board = SummaryWriter(str(self._folder / "tensorboard"), purge_step=self._first_step)
             self._log = (self._folder / "log.txt").open("a", encoding="utf-8", buffering=1)
             self.say(f"begins at step {self._first_step}")
+            if self._config.tracker:
+                self._callback = ExperimentCallback(self._config, self._folder, self._watcher.say)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._active:
             self.say(f"stopped by {kind.__name__}: {error}" if kind else "finished")
+            if self._callback:
+                self._callback.close(failed=kind is not None)
             self._board.close()
             self._log.close()
 
@@ -64,16 +75,23 @@ class Recorder:
                 self._board.add_scalar(f"step/{name}", value, step)
 
     def epoch(self, history: list[dict[str, Any]], step: int) -> None:
-        """The newest record; files are written anew from the whole history, so that they always agree with it."""
+        """Records the newest epoch; files are written from the whole history, so that they always agree with it."""
         if not self._active:
             return
         for name, value in history[-1].items():
             if name != "epoch":
                 self._board.add_scalar(f"epoch/{name}", value, step)
+        if self._callback:
+            self._callback.epoch(history[-1])
         self.say(json.dumps(history[-1]))
         write_text(self._folder / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in history))
         if len(history) > 1:
             _plot(history, self._folder / "curves.png")
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Reports the chosen model's figures."""
+        if self._callback:
+            self._callback.result(result)
 
 
 def _plot(history: list[dict[str, Any]], path: Path) -> None:

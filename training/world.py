@@ -5,12 +5,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from training.devices import choose_device, keep_freed_memory
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -20,19 +22,29 @@ class World:
     rank: int
     size: int
     device: torch.device
+    local_size: int = 1
+    """Processes of the run on this machine, which share its cores."""
 
     @property
     def is_first(self) -> bool:
-        """The one process that writes files and measures."""
+        """Whether this is the one process that writes files."""
         return self.rank == 0
 
     def share(self, value: Any) -> Any:
-        """The first process's value, on all of them; the others wait for it."""
+        """Returns the first process's value on all of them; the others wait for it."""
         if self.size == 1:
             return value
         box = [value]
         dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def gather(self, value: T) -> list[T]:
+        """Returns the values of all processes in the order of their ranks, on all of them."""
+        if self.size == 1:
+            return [value]
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, value)
+        return parts
 
 
 @contextmanager
@@ -46,6 +58,7 @@ def joined_world(wanted_device: str) -> Iterator[World]:
     if device.type == "cpu":
         keep_freed_memory()
     size = int(os.environ.get("WORLD_SIZE", "1"))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if size == 1:
         yield World(0, 1, device)
         return
@@ -53,11 +66,11 @@ def joined_world(wanted_device: str) -> Iterator[World]:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     if dist.is_initialized():
-        yield World(dist.get_rank(), size, device)
+        yield World(dist.get_rank(), size, device, local_size)
         return
     # The others wait while the first measures, which may take long on a large test set.
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=2))
     try:
-        yield World(dist.get_rank(), size, device)
+        yield World(dist.get_rank(), size, device, local_size)
     finally:
         dist.destroy_process_group()

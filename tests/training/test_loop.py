@@ -15,11 +15,11 @@ from index.bundle import Bundle
 from index.embedder import Embedder
 from index.images import decode
 from tests.support.tiny_gallery import tiny_photo, write_tiny_folder
+from tests.support.watchers import Silent
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
 from training.data.photos import DataSet, load_data
-from training.devices import choose_device
 from training.errors import TrainingError
 from training.evaluate import load_model, measure
 from training.export import export_run
@@ -33,33 +33,6 @@ SMALL = [
     "selection.validation_share=0",
     "workers=0",
 ]
-
-
-class Silent:
-    """Watches quietly; may be told to end the run after an epoch or a step, as a kill would."""
-
-    def __init__(self, *, stop_after_epoch: int | None = None, stop_after_step: tuple[int, int] | None = None) -> None:
-        self.stop_after_epoch = stop_after_epoch
-        self.stop_after_step = stop_after_step
-        self.epochs: list[int] = []
-        self.steps: list[tuple[int, int]] = []
-        self.said: list[str] = []
-
-    def step(self, epoch: int, step: int, steps: int) -> None:
-        self.steps.append((epoch, step))
-        if (epoch, step) == self.stop_after_step:
-            raise KeyboardInterrupt
-
-    def measured(self, record: dict[str, Any]) -> None:
-        self.epochs.append(record["epoch"])
-        if record["epoch"] == self.stop_after_epoch:
-            raise KeyboardInterrupt
-
-    def busy(self, what: str, done: int, total: int) -> None:
-        self.said.append(what)
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
 
 
 def same_weights(first: RunFolder, second: RunFolder) -> bool:
@@ -113,7 +86,11 @@ def test_a_run_leaves_its_settings_figures_and_curves(run: RunFolder, config: Tr
         assert math.isfinite(record["loss"]) and record["learning_rate"] > 0
         assert sum(record[share] for share in ("outlier", "informative", "easy")) == pytest.approx(1)
     assert run.config == config and run.data == "folder:photos"
-    assert run.result() == history[-1], "without validation the last epoch is kept"
+    result = run.result()
+    assert {name: result[name] for name in history[-1]} == history[-1], "without validation the last epoch is kept"
+    assert result["untrained"]["recall@1"] == history[0]["recall@1"] and result["epochs"] == 2
+    best = max(history[1:], key=lambda record: record["map@r"])
+    assert result["best_on_test"] == {"epoch": best["epoch"]} | {k: best[k] for k in result["untrained"]}
     assert Image.open(run.path / "curves.png").size[0] > 1000
     assert list((run.path / "tensorboard").glob("events.*"))
     assert '"epoch": 2' in (run.path / "log.txt").read_text()
@@ -200,8 +177,115 @@ def test_training_moves_the_weights_and_leaves_batch_norm_statistics(run: RunFol
 
 
 def test_a_folder_of_another_run_is_not_overwritten(run: RunFolder, data: DataSet, config: TrainingConfig) -> None:
-    with pytest.raises(TrainingError, match="other settings"):
-        train(config.model_copy(update={"epochs": 7}), data, run.path, "folder:photos", Silent(), resume=True)
+    with pytest.raises(TrainingError, match=r"other settings: seed=7 \(was 0\)"):
+        train(config.model_copy(update={"seed": 7}), data, run.path, "folder:photos", Silent(), resume=True)
+
+
+def test_a_finished_run_continues_for_more_epochs(data: DataSet, config: TrainingConfig, tmp_path: Path) -> None:
+    """With a constant rate it comes to the weights of one long run, also where the volume follows from the epochs."""
+    constant = load_config(None, [*SMALL, "schedule.kind=constant", "loss.settings.volume=9"])
+    longer = constant.model_copy(update={"epochs": 3, "checkpoint_minutes": 5.0})
+    train(longer, data, tmp_path / "long", "folder:photos", Silent())
+    train(constant, data, tmp_path / "continued", "folder:photos", Silent())
+    result = train(longer, data, tmp_path / "continued", "folder:photos", Silent(), resume=True)
+    assert result["epochs"] == 3 and RunFolder(tmp_path / "continued").config == longer
+    assert same_weights(RunFolder(tmp_path / "continued"), RunFolder(tmp_path / "long"))
+
+
+def test_a_run_keeps_its_volume_when_it_continues_for_longer(data: DataSet, tmp_path: Path) -> None:
+    short = load_config(None, [*SMALL, "epochs=1"])
+    volumes = []
+    for config in (short, short.model_copy(update={"epochs": 2})):
+        train(config, data, tmp_path / "run", "folder:photos", Silent(), resume=True)
+        state = RunFolder(tmp_path / "run").load()
+        assert state
+        volumes.append(state["work"]["loss"]["hardness._extra_state"]["volume"])
+    assert volumes[0] == volumes[1]
+
+
+def test_a_run_that_diverges_ends_with_the_step_and_the_remedy(data: DataSet, tmp_path: Path) -> None:
+    config = load_config(None, [*SMALL, "optimiser.learning_rate=1e30", "optimiser.clip_value=null", "epochs=5"])
+    with pytest.raises(TrainingError, match=r"the loss became nan at step \d+ of epoch \d.*learning_rate"):
+        train(config, data, tmp_path / "run", "folder:photos", Silent())
+
+
+def test_accumulated_batches_make_one_step(data: DataSet, tmp_path: Path) -> None:
+    """The mean of two batches' gradients moves the weights half as often; the rest of an epoch is not lost."""
+    settings = [*SMALL, "epochs=1", "loss.name=proxy_anchor", "sampling.batch_size=6", "optimiser.accumulation=2"]
+    config = load_config(None, settings)
+    train(config, data, tmp_path / "run", "folder:photos", Silent())
+    state = RunFolder(tmp_path / "run").load()
+    assert state
+    steps = {int(entry["step"]) for entry in state["work"]["optimiser"]["state"].values()}
+    batches = len(data.train) // 6
+    assert batches == 3 and steps == {2}
+
+
+def test_the_moving_average_is_measured_and_kept(data: DataSet, tmp_path: Path) -> None:
+    config = load_config(None, [*SMALL, "optimiser.ema_decay=0.9"])
+    train(config, data, tmp_path / "run", "folder:photos", Silent())
+    run = RunFolder(tmp_path / "run")
+    state = run.load()
+    assert state
+    kept, average = run.model().state_dict(), state["work"]["average"]["model"]
+    assert all(torch.equal(kept[name], average[name]) for name in kept)
+    assert not torch.equal(kept["head.weight"], state["work"]["model"]["head.weight"])
+    assert measure(data.test, *load_model(run.path))["map@r"] == pytest.approx(run.result()["map@r"], abs=1e-6)
+
+
+def test_a_small_limit_of_the_gradients_norm_keeps_the_weights_near(data: DataSet, tmp_path: Path) -> None:
+    """Adam's step does not depend on the gradient's size unless it is lost in eps: a tiny limit leaves no step."""
+    moved = []
+    for limit in ("null", "1e-12"):
+        config = load_config(None, [*SMALL, "epochs=1", f"optimiser.clip_norm={limit}"])
+        train(config, data, tmp_path / limit, "folder:photos", Silent())
+        torch.manual_seed(config.seed)
+        before = EmbeddingModel(config.backbone, input_size=32).head.weight
+        moved.append((RunFolder(tmp_path / limit).model().head.weight - before).abs().max().item())
+    assert moved[1] < moved[0] / 100
+
+
+def test_a_rule_may_drop_a_run(data: DataSet, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def drop(history: list[dict[str, Any]]) -> str | None:
+        seen.append(len(history))
+        return "too slow" if history[-1]["epoch"] == 2 else None
+
+    config = load_config(None, [*SMALL, "epochs=5"])
+    result = train(config, data, tmp_path / "run", "folder:photos", Silent(), drop=drop)
+    assert seen == [2, 3] and result["dropped"] == "too slow" and result["epochs"] == 2
+    again = Silent()
+    assert train(config, data, tmp_path / "run", "folder:photos", again, resume=True, drop=drop) == result
+    assert again.steps == [], "a dropped run stays dropped"
+
+
+def test_the_state_of_the_loss_is_recorded_by_epoch(data: DataSet, tmp_path: Path) -> None:
+    config = load_config(None, [*SMALL, "loss.settings={queue_start_epoch: 0, filter_start_epoch: 1}"])
+    train(config, data, tmp_path / "run", "folder:photos", Silent())
+    for record in RunFolder(tmp_path / "run").history()[1:]:
+        for name in ("s_avg", "s_learned", "s_outlier", "sigma", "weight_positive", "weight_negative"):
+            assert math.isfinite(record[name])
+        for pair in ("own", "other"):
+            low, middle, high = (record[f"{pair}_cosine_p{quantile}"] for quantile in (10, 50, 90))
+            assert -1 <= low <= middle <= high <= 1
+        assert record["gradient_positive"] > 0 and record["gradient_negative"] > 0
+
+
+@pytest.mark.parametrize("stage", [-1, -2])
+def test_the_last_stages_learn_on_cached_activations(data: DataSet, tmp_path: Path, stage: int) -> None:
+    config = load_config(None, [*SMALL, "cached_views=2", f"cached_stage={stage}"])
+    train(config, data, tmp_path / "run", "folder:photos", Silent())
+    run = RunFolder(tmp_path / "run")
+    torch.manual_seed(config.seed)
+    before, after = EmbeddingModel(config.backbone, input_size=32), run.model()
+    changed = [
+        any(not torch.equal(old, new) for old, new in zip(*pair, strict=True))
+        for pair in zip(before.stage_parameters(), after.stage_parameters(), strict=True)
+    ]
+    assert changed == [False] * (len(changed) + stage) + [True] * -stage
+    measured = measure(data.test, *load_model(run.path))
+    assert measured["map@r"] == pytest.approx(run.result()["map@r"], abs=1e-6), "as the whole model measures"
 
 
 def test_a_foreign_folder_is_not_filled(data: DataSet, config: TrainingConfig, tmp_path: Path) -> None:
@@ -245,14 +329,6 @@ def test_export_does_not_replace_what_is_no_bundle(run: RunFolder, data: DataSet
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(TrainingError, match="is not a bundle"):
         export_run(run, tmp_path, data.test)
-
-
-def test_the_device_is_chosen_or_refused() -> None:
-    assert choose_device("auto").type in ("cuda", "mps", "cpu")
-    assert choose_device("cpu").type == "cpu"
-    if not torch.cuda.is_available():
-        with pytest.raises(TrainingError, match="cuda is not available"):
-            choose_device("cuda")
 
 
 def test_an_unknown_backbone_is_refused(data: DataSet, tmp_path: Path) -> None:

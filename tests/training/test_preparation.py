@@ -1,4 +1,4 @@
-"""A run's parts: learning rates by group and over time, and the precision for a device."""
+"""A run's parts: what learns when, which batches a loss gets, and the volume of Proxy-ISA."""
 
 from pathlib import Path
 
@@ -6,27 +6,21 @@ import pytest
 import torch
 
 from tests.support.tiny_gallery import write_tiny_folder
+from tests.support.watchers import Silent
 from training.config import load_config
 from training.data.photos import DataSet, load_data
-from training.preparation import Workshop, _half, prepare
-from training.recording import Watcher
+from training.data.sampling import BalancedBatches, RandomBatches
+from training.errors import TrainingError
+from training.losses.sample_aware import SampleAwareProxyLoss
+from training.preparation import Workshop, prepare
 from training.world import World
 
 BASE = [
     "preprocessing={resize: 36, input_size: 32}",
-    "sampling.batch_size=5",
+    "sampling.batch_size=8",
     "selection.validation_share=0",
     "workers=0",
 ]
-
-
-class Nobody:
-    """A watcher that does not look."""
-
-    def step(self, epoch: int, step: int, steps: int) -> None: ...
-    def busy(self, what: str, done: int, total: int) -> None: ...
-    def measured(self, record: dict[str, object]) -> None: ...
-    def say(self, text: str) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -34,59 +28,78 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
     return load_data(f"folder:{write_tiny_folder(tmp_path_factory.mktemp('data') / 'photos')}")
 
 
-def workshop(data: DataSet, out: Path, *overrides: str) -> Workshop:
-    nobody: Watcher = Nobody()
+def workshop(data: DataSet, out: Path, *overrides: str, watcher: Silent | None = None) -> Workshop:
     config = load_config(None, [*BASE, *overrides])
-    return prepare(config, data, out, World(0, 1, torch.device("cpu")), nobody, pretrained=False)
+    return prepare(config, data, out, World(0, 1, torch.device("cpu")), watcher or Silent(), pretrained=False)
 
 
-def rates(work: Workshop, steps: int) -> dict[str, list[float]]:
-    """The learning rate of every group, step by step."""
-    seen: dict[str, list[float]] = {group["name"]: [] for group in work.optimiser.param_groups}
-    for _ in range(steps):
-        for group in work.optimiser.param_groups:
-            seen[group["name"]].append(group["lr"])
-        work.optimiser.step()
-        work.schedule.step()
-    return seen
+def step_gradients(work: Workshop, epoch: int) -> set[str]:
+    """The names of the model's parameters that have a gradient after a batch of an epoch."""
+    work.begin_epoch(epoch, 0)
+    inputs, labels = next(iter(work.loader))
+    work.optimiser.zero_grad()
+    work.criterion(work.network(inputs), labels).backward()
+    return {name for name, parameter in work.model.named_parameters() if parameter.grad is not None}
 
 
-def test_proxies_learn_a_hundred_times_faster_without_asking(data: DataSet, tmp_path: Path) -> None:
-    seen = rates(workshop(data, tmp_path, "optimiser.learning_rate=0.001", "schedule.kind=constant"), 1)
-    assert seen == {"backbone": [0.001], "head": [0.001], "proxies": [pytest.approx(0.1)]}
+def test_the_backbone_has_no_gradient_during_the_warm_up(data: DataSet, tmp_path: Path) -> None:
+    work = workshop(data, tmp_path, "schedule.warm_up_epochs=1")
+    assert step_gradients(work, 0) == {"head.weight", "head.bias"}
+    assert step_gradients(work, 1) == {name for name, _ in work.model.named_parameters()}
 
 
-def test_every_parameter_is_in_one_group(data: DataSet, tmp_path: Path) -> None:
+def test_frozen_stages_and_frozen_batch_norm_do_not_learn(data: DataSet, tmp_path: Path) -> None:
+    work = workshop(data, tmp_path, "backbone.frozen_stages=-1", "backbone.batch_norm=frozen")
+    learning = step_gradients(work, 0)
+    assert "head.weight" in learning and "backbone.conv_head.weight" in learning
+    assert not any(name.startswith(("backbone.conv_stem", "backbone.blocks.0")) for name in learning)
+    assert not any("bn" in name for name in learning)
+
+
+def test_vectors_of_any_length_reach_the_loss(data: DataSet, tmp_path: Path) -> None:
     work = workshop(data, tmp_path)
-    grouped = [id(parameter) for group in work.optimiser.param_groups for parameter in group["params"]]
-    assert sorted(grouped) == sorted(id(p) for part in (work.model, work.loss) for p in part.parameters())
+    work.begin_epoch(0, 0)
+    lengths = work.network(next(iter(work.loader))[0]).norm(dim=1)
+    assert lengths.std() > 1e-3, "the loss N-pair would learn nothing from unit vectors"
 
 
-def test_steps_drop_the_rate_after_their_epochs(data: DataSet, tmp_path: Path) -> None:
-    schedule = "schedule={kind: step, step_epochs: 2, step_factor: 0.5}"
-    work = workshop(data, tmp_path, schedule, "optimiser.learning_rate=1", "epochs=6")
-    assert len(work.batches) == 4
-    assert rates(work, 24)["head"] == [1.0] * 8 + [0.5] * 8 + [0.25] * 8
+def test_losses_on_pairs_get_balanced_batches_by_default(data: DataSet, tmp_path: Path) -> None:
+    assert isinstance(workshop(data, tmp_path, "loss.name=triplet").batches, BalancedBatches)
+    assert isinstance(workshop(data, tmp_path, "loss.name=proxy_anchor").batches, RandomBatches)
+    with pytest.raises(TrainingError, match=r"sampling.batch_size=9 .* triplet"):
+        workshop(data, tmp_path, "loss.name=triplet", "sampling.batch_size=9")
 
 
-def test_the_cosine_ends_at_nothing(data: DataSet, tmp_path: Path) -> None:
-    seen = rates(workshop(data, tmp_path, "optimiser.learning_rate=1", "epochs=5"), 20)["head"]
-    assert seen[0] == 1 and seen[10] == pytest.approx(0.5) and seen[-1] < 0.01
-    assert seen == sorted(seen, reverse=True)
+def test_few_pairs_in_random_batches_are_reported_for_losses_on_pairs(data: DataSet, tmp_path: Path) -> None:
+    watcher, quiet = Silent(), Silent()
+    sparse = ["sampling={kind: random, batch_size: 2}"]
+    workshop(data, tmp_path, "loss.name=triplet", *sparse, watcher=watcher)
+    workshop(data, tmp_path, "loss.name=proxy_anchor", *sparse, watcher=quiet)
+    assert any("sampling.kind=balanced" in text for text in watcher.said)
+    assert not any("sampling.kind=balanced" in text for text in quiet.said)
 
 
-def test_the_backbone_rests_while_the_head_warms_up(data: DataSet, tmp_path: Path) -> None:
-    seen = rates(
-        workshop(data, tmp_path, "schedule={kind: constant, warm_up_epochs: 1}", "optimiser.learning_rate=1"), 6
-    )
-    assert seen["backbone"] == [0.0] * 4 + [1.0] * 2
-    assert seen["head"] == [1.0] * 6
+def test_the_volume_follows_from_the_planned_samples_and_is_reported(data: DataSet, tmp_path: Path) -> None:
+    watcher = Silent()
+    loss = workshop(data, tmp_path, "epochs=400", watcher=watcher).loss
+    assert isinstance(loss, SampleAwareProxyLoss)
+    planned = 400 * len(data.train) / len({photo.label for photo in data.train})
+    assert 0.07 <= loss.hardness.settings.half_decay_samples() / planned <= 0.10
+    assert any(f"V = {loss.hardness.settings.volume:.4g}" in text for text in watcher.said)
+    set_by_hand = workshop(data, tmp_path, "epochs=400", "loss.settings.volume=33").loss
+    assert isinstance(set_by_hand, SampleAwareProxyLoss) and set_by_hand.hardness.settings.volume == 33
 
 
-def test_mixed_precision_is_for_cuda_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load_config(None, [])
-    assert _half(config, torch.device("cpu")) is None
-    for supported, expected in ((True, torch.bfloat16), (False, torch.float16)):
-        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda supported=supported: supported)
-        assert _half(config, torch.device("cuda")) is expected
-        assert _half(load_config(None, ["mixed_precision=false"]), torch.device("cuda")) is None
+def test_a_volume_that_never_acts_is_reported(data: DataSet, tmp_path: Path) -> None:
+    watcher = Silent()
+    workshop(data, tmp_path, "epochs=3", "loss.settings.volume=100", watcher=watcher)
+    assert any("never: lower loss.settings.volume" in text for text in watcher.said)
+
+
+def test_equal_seeds_share_weights_and_batches_whatever_the_loss(data: DataSet, tmp_path: Path) -> None:
+    runs = [
+        workshop(data, tmp_path, *overrides).initial
+        for overrides in (["loss.name=proxy_isa"], ["loss.name=proxy_anchor"], ["loss.name=proxy_isa", "seed=1"])
+    ]
+    assert runs[0] == runs[1]
+    assert runs[0]["weights"] != runs[2]["weights"] and runs[0]["batches"] != runs[2]["batches"]

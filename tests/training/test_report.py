@@ -15,7 +15,8 @@ from playwright.sync_api import sync_playwright
 from index.errors import LookalikeError
 from index.metrics import retrieval_metrics
 from tests.support.tiny_gallery import COLOURS, tiny_photo, write_tiny_folder
-from tests.training.test_loop import SMALL, Silent
+from tests.support.watchers import Silent
+from tests.training.test_loop import SMALL
 from training.checkpoints import RunFolder
 from training.commands import report
 from training.config import load_config

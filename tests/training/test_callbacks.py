@@ -1,0 +1,66 @@
+"""Reports to MLflow and Weights & Biases, by their real clients writing to this disk."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.tiny_gallery import write_tiny_folder
+from tests.support.watchers import Silent
+from training.callbacks import ExperimentCallback
+from training.checkpoints import RunFolder
+from training.config import load_config
+from training.data.photos import load_data
+from training.loop import train
+
+SMALL = ["epochs=1", "preprocessing={resize: 36, input_size: 32}", "sampling.batch_size=8", "workers=0"]
+
+
+def test_mlflow_gets_settings_epochs_and_result_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'store'}")
+    data = load_data(f"folder:{write_tiny_folder(tmp_path / 'photos')}")
+    config = load_config(None, [*SMALL, "tracker=mlflow", "selection.validation_share=0"])
+    train(config, data, tmp_path / "runs" / "first", "folder:photos", Silent())
+    longer = config.model_copy(update={"epochs": 2})
+    train(longer, data, tmp_path / "runs" / "first", "folder:photos", Silent(), resume=True)
+    client = mlflow.tracking.MlflowClient(f"file:{tmp_path / 'store'}")
+    experiment = client.get_experiment_by_name("runs")
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FINISHED" and run.data.params["loss.name"] == "proxy_isa"
+    steps = client.get_metric_history(run.info.run_id, "map_at_r")
+    records = RunFolder(tmp_path / "runs" / "first").history()
+    assert [(point.step, point.value) for point in steps] == [(record["epoch"], record["map@r"]) for record in records]
+    assert run.data.metrics["chosen.epoch"] == 2, "a resumed run continues the same one"
+
+
+def test_wandb_records_a_run_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="pip install wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    said: list[str] = []
+    callback = ExperimentCallback(load_config(None, ["tracker=wandb"]), tmp_path / "runs" / "first", said.append)
+    callback.epoch({"epoch": 1, "recall@1": 0.5})
+    callback.result({"epoch": 1, "epochs": 1, "recall@1": 0.5})
+    callback.close(failed=False)
+    written = list((tmp_path / "runs" / "first").rglob("*.wandb"))
+    assert len(written) == 1 and written[0].stat().st_size > 0
+    assert b"recall@1" in written[0].read_bytes()
+    assert said == [] and json.loads((tmp_path / "runs" / "first" / "tracker.json").read_text())["wandb"]
+
+
+def test_a_service_that_fails_later_is_reported_once_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'store'}")
+    (tmp_path / "run").mkdir()
+    said: list[str] = []
+    callback = ExperimentCallback(load_config(None, ["tracker=mlflow"]), tmp_path / "run", said.append)
+    for epoch in (1, 2):
+        callback.epoch({"epoch": epoch, "not a number": "text"})
+    callback.close(failed=True)
+    assert len(said) == 1 and "mlflow does not take the run's figures" in said[0]

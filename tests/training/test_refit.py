@@ -1,0 +1,75 @@
+"""Refit: the shipped model has learned all products and carries the honest figures of the run before."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import lookalike
+from tests.support.tiny_gallery import COLOURS, write_tiny_folder
+from training.checkpoints import RunFolder
+
+SETTINGS = (
+    "epochs=3",
+    "preprocessing={resize: 36, input_size: 32}",
+    "sampling.batch_size=8",
+    "selection={validation_share: 0.4, patience: 2}",
+    "test_every=0",
+    "workers=0",
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("refit")
+    photos = write_tiny_folder(place / "photos")
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    done = lookalike("train", "--data", f"folder:{photos}", "--out", place / "run", "--refit", *settings)
+    assert done.returncode == 0, done.stderr
+    assert f"lookalike export {place / 'run' / 'refit'}" in done.stdout
+    return place
+
+
+def test_the_refit_learns_every_product_for_the_chosen_epochs(place: Path) -> None:
+    first, second = RunFolder(place / "run"), RunFolder(place / "run" / "refit")
+    state, before = second.load(), first.load()
+    assert state and before
+    assert len(state["work"]["loss"]["proxies"]) == len(COLOURS) > len(before["work"]["loss"]["proxies"])
+    assert state["progress"]["epoch"] == first.result()["epoch"]
+    assert second.config.epochs == first.config.epochs, "the schedule is the first run's"
+
+
+def test_the_refit_keeps_the_first_runs_figures_marked(place: Path) -> None:
+    first, second = RunFolder(place / "run").result(), RunFolder(place / "run" / "refit").result()
+    assert second["recall@1"] == first["recall@1"] and second["untrained"] == first["untrained"]
+    assert second["refit"] == {"products": len(COLOURS), "photos": 4 * len(COLOURS)}
+    assert all("recall@1" not in record for record in RunFolder(place / "run" / "refit").history())
+
+
+def test_the_bundle_says_that_its_figures_are_of_the_run_before(place: Path) -> None:
+    from index.bundle import Bundle
+
+    done = lookalike("export", place / "run" / "refit", "--out", place / "bundle")
+    assert done.returncode == 0, done.stderr
+    bundle = Bundle.load(place / "bundle")
+    assert bundle.card.refit and bundle.card.metrics["recall@1"] == RunFolder(place / "run").result()["recall@1"]
+    assert "has learned all products" in (place / "bundle" / "README.md").read_text()
+    measured = lookalike("evaluate", "--model", place / "bundle", "--data", f"folder:{place / 'photos'}")
+    assert measured.returncode == 0 and "too good" in measured.stderr
+
+
+def test_a_refitted_run_is_not_measured_on_what_it_learned(place: Path) -> None:
+    for verb in (["evaluate", "--model"], ["report"]):
+        data = ["--data", f"folder:{place / 'photos'}"]
+        refused = lookalike(*verb, place / "run" / "refit", *data)
+        assert refused.returncode == 1 and "has learned every class" in refused.stderr, verb
+
+
+def test_a_finished_refit_is_not_trained_again(place: Path) -> None:
+    checkpoint = place / "run" / "refit" / "checkpoint.pt"
+    before = checkpoint.stat().st_mtime_ns
+    settings = [part for setting in SETTINGS for part in ("--set", setting)]
+    photos = f"folder:{place / 'photos'}"
+    done = lookalike("train", "--data", photos, "--out", place / "run", "--resume", "--refit", *settings)
+    assert done.returncode == 0, done.stderr
+    assert checkpoint.stat().st_mtime_ns == before
+    assert "refit" in RunFolder(place / "run" / "refit").result()

@@ -1,0 +1,40 @@
+"""Refit: the model to ship learns from every product, after a first run has measured it honestly.
+
+The first run keeps a third of the products for measuring and some of the others for choosing the epoch, so it learns
+from little more than half of the catalogue. The refit repeats it on all of them, for the chosen number of epochs of the
+same schedule. No product is left to measure it on: its figures are those of the first run, marked as such.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from training.checkpoints import RunFolder
+from training.data.records import DataSet
+from training.errors import TrainingError
+from training.loop import train
+from training.recording import Watcher
+
+FOLDER = "refit"
+
+
+def refit(first: RunFolder, data: DataSet, watcher: Watcher) -> RunFolder:
+    """Trains on all photos into the folder `refit` of a finished run, or continues where a killed refit stopped."""
+    result = first.result()
+    if not result["epoch"]:
+        raise TrainingError(
+            f"The run {first.path} kept epoch 0, the untrained model: there is nothing to repeat on all products.",
+            "Train it with other settings first.",
+        )
+    config = first.config
+    selection = config.selection.model_copy(update={"validation_share": 0.0, "fold": None})
+    settings = config.model_copy(update={"selection": selection, "stop_epoch": result["epoch"], "test_every": 0})
+    everything = replace(data, train=(*data.train, *data.test), test=())
+    products = len({photo.label for photo in everything.train})
+    watcher.say(f"Refit on all {products:,} products for {result['epoch']} epochs; the figures stay the first run's.")
+    run = RunFolder(first.path / FOLDER)
+    train(settings, everything, run.path, first.data, watcher, resume=True)
+    figures: dict[str, Any] = {name: value for name, value in result.items() if name != "epochs"}
+    run.write_result(
+        figures | {"epochs": result["epoch"], "refit": {"products": products, "photos": len(everything.train)}}
+    )
+    return run
