@@ -167,7 +167,7 @@ class EncodedImage:
         """Returns the upright RGB pixels of a part, or of the whole image, and the place of the part among them.
 
         `side` is the length that the sides of the part will be resized to: a JPEG is decoded at the smallest scale
-        that has enough pixels for it. Its outermost pixels may then lie partly outside the part.
+        that has enough pixels for it. The outermost pixels may then lie partly outside the part.
         """
         part = part or (0, 0, *self.size)
         with _naming_reason():

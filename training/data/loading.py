@@ -1,6 +1,6 @@
 """Photos to tensors: decoding and augmentation, reproducible from the seed alone.
 
-Every photo's augmentation follows from (seed, epoch, index), not from a generator that is passed along, so a
+Every photo's augmentation follows from (seed, view, index), not from a generator that is passed along, so a
 resumed run sees the same pixels as one that was never stopped, however many processes decode.
 """
 
@@ -73,7 +73,7 @@ def number_classes(photos: Sequence[Photo]) -> tuple[list[str], list[int]]:
 
 
 class TrainingPhotos(Dataset[tuple[torch.Tensor, int]]):
-    """Augmented photos with class numbers, addressed by (epoch, index)."""
+    """Augmented photos with class numbers, addressed by the (view, index) keys of `Batches`; the view is the epoch."""
 
     def __init__(self, photos: Sequence[Photo], side: int, settings: AugmentationSettings, seed: int) -> None:
         self._photos = photos
@@ -86,8 +86,8 @@ class TrainingPhotos(Dataset[tuple[torch.Tensor, int]]):
         return len(self._photos)
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
-        epoch, index = key
-        photo, rng = self._photos[index], np.random.default_rng((self._seed, epoch, index))
+        view, index = key
+        photo, rng = self._photos[index], np.random.default_rng((self._seed, view, index))
         with _naming(photo):
             picture = augment(*_opened(photo), self._side, self._settings, rng)
         return torch.from_numpy(np.array(picture)), self.labels[index]
