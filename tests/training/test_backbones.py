@@ -15,7 +15,7 @@ from index.images import Preprocessing
 from tests.support.small_backbones import random_pixels, untrained
 from training.backbones import EmbeddingModel
 from training.backbones.embedding_model import pool
-from training.config import BackboneSettings
+from training.config import BackboneSettings, load_config
 from training.data.sample_shop import design_products, render_photo
 from training.errors import TrainingError
 from training.export import _write_onnx
@@ -174,6 +174,21 @@ def test_documented_aliases_name_timms_models() -> None:
     assert model.backbone.pretrained_cfg["architecture"] == "vit_small_patch16_224"
     model = untrained("efficientnet_lite1", input_size=32)
     assert model.backbone.pretrained_cfg["architecture"] == "tf_efficientnet_lite1"
+
+
+@pytest.mark.parametrize(("preset", "patch"), [("vit", 16), ("dino", 14)])
+def test_presets_of_transformers_build_over_the_preset_of_a_data_set(preset: str, patch: int) -> None:
+    small = ["preprocessing={resize: 128, input_size: 112}", "backbone.weights=none", "backbone.embedding_size=8"]
+    config = load_config(None, small, presets=["paper-cub", "extra", preset])
+    model = EmbeddingModel(config.backbone, input_size=112).eval()
+    assert model.backbone.patch_embed.patch_size == (patch, patch) and len(model.stage_names()) == 12
+    assert config.optimiser.layer_decay < 1 and config.optimiser.clip_value is None
+    proxy_rate = config.optimiser.learning_rate * config.optimiser.proxy_factor
+    assert proxy_rate == pytest.approx(0.01, rel=0.2), "the proxies keep the speed that they have with other backbones"
+    full = load_config(None, [], presets=[preset])
+    assert full.preprocessing.input_size % patch == 0
+    with torch.inference_mode():
+        assert model(random_pixels(2, 112)).shape == (2, 8)
 
 
 @pytest.mark.parametrize(

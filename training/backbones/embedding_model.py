@@ -140,7 +140,7 @@ class EmbeddingModel(nn.Module):
 
     def stage_parameters(self) -> list[list[nn.Parameter]]:
         """Returns the parameters of the backbone by stage, first stage first; each parameter appears once."""
-        return [list(stage.parameters) for stage in self._stages()]
+        return [stage.parameters() for stage in self._stages()]
 
     def freeze_stages(self, count: int) -> None:
         """Freezes `stages[:count]` for good: weights, batch norm's statistics, dropout and drop path."""
@@ -148,7 +148,7 @@ class EmbeddingModel(nn.Module):
             return
         self._frozen_stages = max(self._frozen_stages, self.stage_index(count))
         for stage in self._stages()[: self._frozen_stages]:
-            for parameter in stage.parameters:
+            for parameter in stage.parameters():
                 parameter.requires_grad_(False)
         self.train(self.training)
 

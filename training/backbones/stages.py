@@ -25,12 +25,16 @@ Step = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of a backbone: what it computes, and the modules and parameters that are its own."""
+    """A part of a backbone: what it computes, the modules that belong to it, and parameters outside of these."""
 
     name: str
     steps: tuple[Step, ...]
     modules: tuple[nn.Module, ...]
-    parameters: tuple[nn.Parameter, ...]
+    loose: tuple[nn.Parameter, ...]
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Returns every parameter once."""
+        return list(dict.fromkeys([*self.loose, *(weight for part in self.modules for weight in part.parameters())]))
 
     def run(self, x: Tensor) -> Tensor:
         for step in self.steps:
@@ -62,18 +66,18 @@ def split_stages(backbone: nn.Module, name: str) -> list[Stage]:
 def _complete(backbone: nn.Module, parts: list[_Part]) -> list[Stage]:
     """Gives the first stage the backbone's own parameters (tokens, positions) and the last all that is left."""
     claimed = {id(module) for part in parts for module in part.modules}
-    rest = [module for module in backbone.children() if not _holds(module, claimed)]
-    stages = []
-    for number, part in enumerate(parts):
-        modules = [*part.modules, *(rest if number == len(parts) - 1 else [])]
-        own = list(backbone.parameters(recurse=False)) if number == 0 else []
-        parameters = dict.fromkeys([*own, *(weight for module in modules for weight in module.parameters())])
-        stages.append(Stage(part.name, tuple(part.steps), tuple(modules), tuple(parameters)))
-    return stages
-
-
-def _holds(module: nn.Module, claimed: set[int]) -> bool:
-    return any(id(inner) in claimed for inner in module.modules())
+    # A child is a part of a stage, or a container of such parts.
+    rest = [child for child in backbone.children() if claimed.isdisjoint(map(id, (child, *child.children())))]
+    own = tuple(backbone.parameters(recurse=False))
+    return [
+        Stage(
+            part.name,
+            tuple(part.steps),
+            (*part.modules, *(rest if part is parts[-1] else ())),
+            own if part is parts[0] else (),
+        )
+        for part in parts
+    ]
 
 
 def _chain(
