@@ -5,7 +5,6 @@ Two losses read this state: Proxy-ISA itself and the adaptive weights on Proxy-N
 """
 
 import math
-import warnings
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -84,18 +83,6 @@ class HardnessSettings(BaseModel):
     def half_decay_samples(self) -> float:
         """Clean samples of a class at which the sigmoid inside sigma is one half: E_n = V - tau in Eq. 17."""
         return _half_decay_samples(self.volume, self.tau)
-
-    def warn_if_decay_is_late(self, samples_per_class: float, epochs: float) -> bool:
-        """Warn when the planned run ends before sigma's half-decay point, so that sigma hardly acts."""
-        planned, needed = samples_per_class * epochs, self.half_decay_samples()
-        if self.positive_penalty != "sigma" or needed <= planned:
-            return False
-        warnings.warn(
-            f"the penalty of learned positives acts after about {needed:.0f} samples per class (volume"
-            f" {self.volume:g}, tau {self.tau:g}), but the run shows {planned:.0f}: lower volume or train longer",
-            stacklevel=2,
-        )
-        return True
 
 
 def volume_for(planned_samples: float, tau: float = 1.5) -> float:

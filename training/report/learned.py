@@ -63,7 +63,10 @@ def learned_classes(config: TrainingConfig, loss_state: dict[str, Any]) -> Learn
         return None
     # Counters and thresholds do not depend on the schedule nor on the queue: neither is rebuilt here.
     known = {name: value for name, value in config.loss.settings.items() if name in HardnessSettings.model_fields}
-    settings = HardnessSettings(**known | {"queue_size": 1, "queue_start": 0, "filter_start": 0})
+    # V as the run used it: without a setting it follows from the planned samples.
+    state = loss_state.get("hardness._extra_state", {})
+    used = {"volume": state["volume"]} if "volume" in state else {}
+    settings = HardnessSettings(**known | used | {"queue_size": 1, "queue_start": 0, "filter_start": 0})
     seen: Tensor = loss_state["hardness.seen"]
     hardness = ClassHardness(len(seen), 1, settings)
     hardness.seen.copy_(seen)

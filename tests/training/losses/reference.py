@@ -8,6 +8,13 @@ from torch import Tensor
 
 from training.losses.proxy_isa import ProxyISASettings
 
+WeightedLogit = tuple[float, Tensor]
+ZERO = torch.zeros((), dtype=torch.double)
+
+
+def mean_weight(pairs: list[WeightedLogit]) -> float:
+    return sum(weight for weight, _ in pairs) / len(pairs) if pairs else 1.0
+
 
 class SlowProxyISA:
     """Float64 loops over classes and samples; the queue is a Python deque that is scanned."""
@@ -50,25 +57,23 @@ class SlowProxyISA:
         s = self.settings
         unit = [x / x.norm() for x in embeddings]
         cosine = [[x @ (p / p.norm()) for p in self.proxies] for x in unit]
-        positive_sum, positive_weights = torch.zeros((), dtype=torch.double), 0.0
+        positive: list[list[WeightedLogit]] = []
         for c in sorted(set(labels)):
-            total, weights = torch.ones((), dtype=torch.double), []
-            for i, label in enumerate(labels):
-                if label == c:
-                    weights.append(self.positive_weight(cosine[i][c].item(), c))
-                    total = total + torch.exp(weights[-1] * s.alpha * (s.delta - cosine[i][c]))
-            positive_sum, positive_weights = positive_sum + total.log(), positive_weights + sum(weights) / len(weights)
-        negative_sum, negative_weights = torch.zeros((), dtype=torch.double), 0.0
+            own = [cosine[i][c] for i, label in enumerate(labels) if label == c]
+            positive.append([(self.positive_weight(x.item(), c), s.alpha * (s.delta - x)) for x in own])
+        negative: list[list[WeightedLogit]] = []
         for c in range(len(self.proxies)):
-            total, weights = torch.ones((), dtype=torch.double), []
-            for i, label in enumerate(labels):
-                if label != c:
-                    weights.append(self.negative_weight(cosine[i][c].item(), c))
-                    total = total + torch.exp(weights[-1] * s.alpha * (s.delta + cosine[i][c]))
-            mean = sum(weights) / len(weights) if weights else 1.0
-            negative_sum, negative_weights = negative_sum + total.log(), negative_weights + mean
+            others = [cosine[i][c] for i, label in enumerate(labels) if label != c]
+            negative.append([(self.negative_weight(x.item(), c), s.alpha * (s.delta + x)) for x in others])
         self._update([x.detach() for x in unit], labels, [cosine[i][c].item() for i, c in enumerate(labels)])
-        return positive_sum / positive_weights + negative_sum / negative_weights
+        return self.term(positive) + self.term(negative)
+
+    def term(self, classes: list[list[WeightedLogit]]) -> Tensor:
+        """Weights in the exponents, and the sum of the classes' mean weights as the divisor."""
+        total = ZERO
+        for pairs in classes:
+            total = total + torch.log(1 + sum((torch.exp(weight * logit) for weight, logit in pairs), ZERO))
+        return total / sum(mean_weight(pairs) for pairs in classes)
 
     def _update(self, unit: list[Tensor], labels: list[int], positives: list[float]) -> None:
         s = self.settings
@@ -87,3 +92,18 @@ class SlowProxyISA:
                 if similarities:
                     self.learned[c] = s.hardness_scale * sum(similarities) / len(similarities)
         self.step += 1
+
+
+class SlowProxyISAGradient(SlowProxyISA):
+    """Proxy-Anchor's own derivatives by each cosine, taken by autograd, times the weights."""
+
+    def term(self, classes: list[list[WeightedLogit]]) -> Tensor:
+        total = ZERO
+        for pairs in classes:
+            leaves = [logit.detach().requires_grad_() for _, logit in pairs]
+            value = torch.log(1 + sum((torch.exp(leaf) for leaf in leaves), ZERO))
+            total = total + mean_weight(pairs) * value.detach()
+            slopes = torch.autograd.grad(value, leaves) if leaves else ()
+            for (weight, logit), slope in zip(pairs, slopes, strict=True):
+                total = total + weight * slope * (logit - logit.detach())
+        return total / sum(mean_weight(pairs) for pairs in classes)

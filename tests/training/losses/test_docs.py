@@ -18,7 +18,9 @@ def test_the_example_trains_with_queue_and_filter_on() -> None:
     assert isinstance(loss, ProxyISALoss)
     assert loss.hardness.steps == 4 * 8 and loss.hardness.filter_is_on
     assert loss.hardness.class_counts[:8].sum() > 0
-    assert set(loss.last_report) == {"outlier", "informative", "easy", "damped_negatives"}
+    figures = loss.diagnostics()
+    assert {"s_avg", "sigma", "easy", "gradient_positive"} < set(figures)
+    assert all(f"`{name}`" in PAGE for name in figures), "the page explains every figure"
 
 
 def test_the_table_lists_every_setting_with_its_default() -> None:

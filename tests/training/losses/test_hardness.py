@@ -1,14 +1,13 @@
-"""The schedule of Proxy-ISA's settings, and the warning about a decay that comes too late."""
+"""The schedule of Proxy-ISA's settings, and the V that suits a run's length."""
 
 import math
-import warnings
 from typing import Any
 
 import pytest
 import torch
 
 from index.errors import LookalikeError
-from training.losses.hardness import ClassHardness, HardnessSettings
+from training.losses.hardness import MIN_VOLUME, ClassHardness, HardnessSettings, volume_for
 from training.losses.proxy_isa import ProxyISALoss, ProxyISASettings
 
 
@@ -74,17 +73,30 @@ def test_the_sigmoid_inside_sigma_is_one_half_at_the_half_decay_point() -> None:
     assert (sigma - 1) / (1 + math.exp(-1.5)) / (at.nu[0].item() - 1) == pytest.approx(0.5, abs=1e-3)
 
 
-@pytest.mark.parametrize(("per_class", "epochs", "late"), [(58.6, 8, False), (58.6, 7, True), (5.3, 60, True)])
-def test_a_decay_past_the_planned_run_is_warned_about(per_class: float, epochs: int, late: bool) -> None:
-    settings = HardnessSettings(steps_per_epoch=10)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert settings.warn_if_decay_is_late(per_class, epochs) is late
-    assert [("418 samples a class" in str(w.message)) for w in caught] == [True] * late
+@pytest.mark.parametrize("tau", [0.5, 1.5, 8.0])
+@pytest.mark.parametrize("planned", [300, 530, 1_000, 5_864, 60_000, 1e6, 1e8])
+def test_the_volume_puts_the_half_decay_between_7_and_10_percent_of_the_planned_samples(
+    planned: float, tau: float
+) -> None:
+    settings = HardnessSettings(steps_per_epoch=1, volume=volume_for(planned, tau), tau=tau)
+    share = settings.half_decay_samples() / planned
+    assert 0.07 < share < 0.1 or (settings.volume == max(MIN_VOLUME, 2 * tau) and share > 0.08)
 
 
-def test_no_warning_where_sigma_takes_no_part() -> None:
-    settings = HardnessSettings(steps_per_epoch=10, positive_penalty="nu")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert settings.warn_if_decay_is_late(1, 1) is False
+def test_100_epochs_of_cub_take_about_the_papers_volume() -> None:
+    assert 100 < volume_for(5_864) < 120
+
+
+@pytest.mark.parametrize("planned", [0, 1, 200])
+def test_a_very_short_run_takes_the_smallest_volume(planned: float) -> None:
+    assert volume_for(planned) == MIN_VOLUME
+    assert volume_for(planned, tau=30.0) == 60.0
+
+
+def test_a_loaded_state_keeps_the_volume_it_was_trained_with() -> None:
+    trained = ProxyISALoss(4, 3, steps_per_epoch=1, queue_size=8, volume=38.5)
+    resumed = ProxyISALoss(4, 3, steps_per_epoch=1, queue_size=8, volume=77.0)
+    resumed.load_state_dict(trained.state_dict())
+    assert resumed.hardness.settings == trained.hardness.settings
+    resumed.hardness.seen.fill_(10**6)
+    torch.testing.assert_close(resumed.hardness.thresholds().effective, torch.full((4,), 38.5))

@@ -11,14 +11,15 @@ from training.losses.proxy_nca_isa import ProxyNCAISALoss
 def test_with_every_weight_one_it_is_proxy_nca() -> None:
     torch.manual_seed(0)
     loss = ProxyNCAISALoss(6, 5, queue_start=0, filter_start=0, positive_penalty="none", negative_penalty="none")
-    theirs = ProxyNCALoss(6, 5, softmax_scale=8).double()
+    theirs = ProxyNCALoss(6, 5, softmax_scale=9).double()
     loss.double()
     theirs.proxies.data.copy_(loss.proxies.data)
     x = torch.randn(9, 5, dtype=torch.double, requires_grad=True)
     labels = torch.randint(0, 6, (9,))
     ours, expected = loss(x, labels), theirs(x, labels)
     assert ours.item() == pytest.approx(expected.item())
-    torch.testing.assert_close(torch.autograd.grad(ours, x), torch.autograd.grad(expected, x))
+    gradients = torch.autograd.grad(ours, [x, loss.proxies])
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected, [x, theirs.proxies]))
 
 
 def test_weights_multiply_the_logits_of_their_pairs() -> None:
@@ -42,8 +43,19 @@ def test_weights_multiply_the_logits_of_their_pairs() -> None:
                 below = bool(s < at.outlier[c])
                 damped += below
                 weight = 1 / max(1.0, at.effective[c].item()) if below else 1.0
-            logits.append(16 * weight * s)
+            logits.append(18 * weight * s)
         numerator += (torch.logsumexp(torch.stack(logits), 0) - logits[label]).item()
     assert damped > 0
     assert loss(embeddings, labels).item() == pytest.approx(numerator / weights_of_positives)
-    assert loss.last_report["damped_negatives"] == pytest.approx(damped / 24)
+    assert loss.diagnostics()["damped_negatives"].item() == pytest.approx(damped / 24)
+
+
+def test_the_gradient_is_right_by_finite_differences() -> None:
+    torch.manual_seed(2)
+    loss = ProxyNCAISALoss(4, 3, queue_start=0, filter_start=0, queue_size=50, volume=5.0).double()
+    labels = torch.randint(0, 4, (8,))
+    for _ in range(10):
+        loss(torch.randn(8, 3, dtype=torch.double), labels)
+    loss.eval()
+    x = torch.randn(8, 3, dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, _: 3 * loss(x, labels), (x, loss.proxies), atol=1e-7)

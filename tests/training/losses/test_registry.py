@@ -13,9 +13,12 @@ from training.losses.registry import loss_names, make_loss, setting_names
 CLASSES, PER_CLASS, INPUT, SIZE = 8, 6, 20, 12
 SPECIAL: dict[str, dict[str, Any]] = {
     "proxy_isa": {"queue_start": 20, "filter_start": 30, "train_size": CLASSES * PER_CLASS},
+    "proxy_isa_gradient": {"queue_start": 20, "filter_start": 30, "train_size": CLASSES * PER_CLASS},
     "proxy_nca_isa": {"queue_start": 20, "filter_start": 30, "train_size": CLASSES * PER_CLASS},
     "proxy_gml": {"subgraph_share": 0.4},
     "soft_triple": {"centers_per_class": 2},
+    # The tuned alpha of 0.01 adds a constant of 100 log(1 + positives) to the value.
+    "multi_similarity": {"alpha": 2.0},
 }
 WITHOUT_PARAMETERS = {"multi_similarity", "multi_similarity_miner", "triplet", "contrastive", "n_pair"}
 
@@ -37,7 +40,17 @@ def recall_at_one(embeddings: Tensor, labels: Tensor) -> float:
 
 def test_the_registry_holds_proxy_isa_and_its_peers() -> None:
     assert set(loss_names()) == {
-        *("proxy_isa", "proxy_anchor", "proxy_nca", "proxy_nca_isa", "soft_triple", "proxy_gml", "cosface", "arcface"),
+        *(
+            "proxy_isa",
+            "proxy_isa_gradient",
+            "proxy_anchor",
+            "proxy_nca",
+            "proxy_nca_isa",
+            "soft_triple",
+            "proxy_gml",
+            "cosface",
+            "arcface",
+        ),
         *("normalised_softmax", "margin", "multi_similarity", "multi_similarity_miner", "triplet", "contrastive"),
         "n_pair",
     }
