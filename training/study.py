@@ -18,9 +18,10 @@ from typing import Any
 import torch
 import yaml
 
+from index.errors import LookalikeError
 from index.files import write_text
 from training.checkpoints import RunFolder
-from training.config import RESUMABLE, TrainingConfig
+from training.config import RESUMABLE, TrainingConfig, flat_settings
 from training.data.records import DataSet
 from training.devices import choose_device
 from training.errors import TrainingError
@@ -34,7 +35,6 @@ from training.study_results import (
     Initial,
     RunResult,
     StudyFolder,
-    flatten_settings,
     pick_figures,
     sharing_warnings,
 )
@@ -95,7 +95,7 @@ def check_finished(folder: StudyFolder, study: Study, runs: Sequence[PlannedRun]
 def _refuse_other_settings(run: PlannedRun, kept: dict[str, Any], wanted: dict[str, Any]) -> None:
     if config_digest(kept) == config_digest(wanted):
         return
-    there, here = flatten_settings(kept), flatten_settings(wanted)
+    there, here = flat_settings(kept), flat_settings(wanted)
     names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
     listed = "; ".join(
         f"{name} was {there.get(name, 'not set')}, is {here.get(name, 'not set')}"
@@ -177,7 +177,7 @@ class StudyRunner:
                     self.say(f"{run.key}: run {number} of {len(runs)}")
                     try:
                         self._finish(run)
-                    except TrainingError as error:  # such as a loss that diverged: the other runs need not wait
+                    except LookalikeError as error:  # such as a loss that diverged: the other runs need not wait
                         self.say(f"{run.key} failed: {error}")
                         failed.append(run.key)
         return failed

@@ -62,7 +62,7 @@ def study(
         failed = runner.run(runs)
     _print_summary(table, folder, report)
     if failed:
-        typer.echo(f"{len(failed)} runs failed; the same command tries them again.", err=True)
+        typer.echo(f"Failed: {'; '.join(map(str, failed))}. The same command tries them again.", err=True)
         raise typer.Exit(3)
 
 

@@ -156,12 +156,3 @@ def sharing_warnings(initial: Mapping[RunKey, Initial]) -> list[str]:
                 listed = " / ".join(", ".join(runs) for runs in groups.values())
                 warnings.append(f"Seed {seed}: runs have different {title}: {listed}.")
     return warnings
-
-
-def flatten_settings(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings with dotted keys."""
-    flat: dict[str, Any] = {}
-    for name, value in nested.items():
-        key = f"{prefix}{name}"
-        flat |= flatten_settings(value, f"{key}.") if isinstance(value, dict) and value else {key: value}
-    return flat

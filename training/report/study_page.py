@@ -9,10 +9,11 @@ from pathlib import Path
 from statistics import mean
 
 from index.files import write_text
+from training.config import flat_settings
 from training.report.charts import Axes, Line, _curve, _figure, _legend, as_number, as_percent, show_end
 from training.report.page import _POLICY, _table
 from training.study_file import RunKey
-from training.study_results import History, RunResult, flatten_settings
+from training.study_results import History, RunResult
 from training.study_summary import (
     BEST_REMARK,
     METRICS,
@@ -27,7 +28,7 @@ from training.study_summary import (
 Histories = Mapping[RunKey, History]
 
 _STATES = {
-    "s_avg": "Mean similarity to the own proxy (S_avg)",
+    "s_avg": "S_avg, mean similarity of the queue to its proxies",
     "s_learned": "S_learned",
     "s_outlier": "S_outlier",
     "sigma": "\u03c3, the decay of learned positives",
@@ -96,7 +97,9 @@ def _style(runs: int) -> str:
         f".c{number} {{ color: hsl({number * _GOLDEN_ANGLE % 360:.0f} 52% 50%); }}\n"
         for number in range(_PALETTE + 1, runs + 1)
     )
-    return f".thin {{ stroke-width: 0.8; opacity: 0.45; }}\n{colours}"
+    return (
+        f".thin {{ stroke-width: 0.8; opacity: 0.45; }}\n.scroll th:first-child {{ white-space: nowrap; }}\n{colours}"
+    )
 
 
 def _wide(table: str, label: str) -> str:
@@ -113,7 +116,7 @@ def _summary(summary: StudySummary) -> str:
 <p class="lead">{len(study.runs)} runs over the seeds {seeds}; differences are to {escape(study.baseline_run)}</p></div>
 {f'<ul class="remarks quiet">{remarks}</ul>' if remarks else ""}
 <p>Percent on the test classes: mean ±deviation over seeds.</p>
-{_wide(_table(*figure_table(summary)), "Figures of the runs")}
+{_wide(_table(*figure_table(summary), "dense"), "Figures of the runs")}
 <p class="quiet">{escape(BEST_REMARK)}</p>
 {differences}"""
 
@@ -156,7 +159,8 @@ def _chart(summary: StudySummary, histories: Histories, field: str, title: str, 
     drawn = "".join(f'<path class="line thin c{line.style}" d="{axes.path(line.points)}"/>' for line in thin)
     drawn = axes.drawn() + drawn + "".join(_curve(axes, line) for line in thick)
     told = "; ".join(f"{line.name} from {show_end(line, 0, show)} to {show_end(line, -1, show)}" for line in thick)
-    return _figure(title, f"{title}: {told}.", drawn, _legend(thick))
+    note = "" if len(thick) > 1 else f"Only {thick[0].name} has it."
+    return _figure(title, f"{title}: {told}.", drawn, _legend(thick), note=note)
 
 
 def _points(history: History, field: str) -> list[tuple[float, float]]:
@@ -176,7 +180,7 @@ def _mean_points(curves: Sequence[Line]) -> list[tuple[float, float]]:
 
 def _settings(summary: StudySummary) -> str:
     study = summary.study
-    configs = {run.key.run: flatten_settings(run.config.model_dump(mode="json")) for run in study.plan()}
+    configs = {run.key.run: flat_settings(run.config.model_dump(mode="json")) for run in study.plan()}
     names = sorted({name for config in configs.values() for name in config} - {"seed"})
     differing = [name for name in names if len({repr(config.get(name)) for config in configs.values()}) > 1]
     rows = [[run, *(str(config.get(name, _NOTHING)) for name in differing)] for run, config in configs.items()]
