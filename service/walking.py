@@ -12,7 +12,7 @@ from fastapi import Request
 from numpy.typing import NDArray
 
 from index.gallery import BundleMismatch
-from index.images import Box, ImageError, decode, load_pixels
+from index.images import Box, EncodedImage, ImageError, load_pixels
 from service.backend import Backend
 from service.batching import Embedded, Overloaded
 from service.models import Model
@@ -92,12 +92,11 @@ def _pixels(backend: Backend, model: Model, photo: bytes, box: Box | None) -> ND
     rule, limits = model.bundle.preprocessing, backend.settings.image_limits
     if box is None:
         return load_pixels(photo, rule, limits)
-    # A part may need all the pixels that the whole would not, so it is decoded at full scale.
-    picture = decode(photo, limits)
-    edges = tuple(round(share * side) for share, side in zip(box, picture.size * 2, strict=True))
-    if edges[0] >= edges[2] or edges[1] >= edges[3]:
+    image = EncodedImage(photo, limits)
+    left, top, right, bottom = (round(share * side) for share, side in zip(box, image.size * 2, strict=True))
+    if left >= right or top >= bottom:
         raise ImageError("empty", f"The box {box} holds no pixel of the photo.", "Draw a larger one.")
-    return rule.apply(picture.crop((edges[0], edges[1], edges[2], edges[3])))
+    return rule.apply(*image.read((left, top, right, bottom), rule.resize))
 
 
 async def find_photo(

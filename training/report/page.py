@@ -14,6 +14,7 @@ import yaml
 
 from index.files import write_text
 from training.checkpoints import RunFolder
+from training.config import TrainingConfig
 from training.data.records import DataSet, counted
 from training.recording import SHARES
 from training.report.charts import Line, as_percent, heat_map, line_chart, point_map
@@ -24,6 +25,35 @@ from training.report.study import Progress, Study, study_run
 
 _SAME = 2e-3
 """Between figures of one model on the same photos, on another machine or with another version of the decoder."""
+LOSS_CHARTS: tuple[tuple[str, dict[str, str], str], ...] = (
+    (
+        "Cosines to proxies",
+        {
+            "own_cosine_p10": "own, 10 %",
+            "own_cosine_p50": "own, median",
+            "own_cosine_p90": "own, 90 %",
+            "other_cosine_p50": "others, median",
+            "other_cosine_p90": "others, 90 %",
+        },
+        "Quantiles over the photos of a batch; they should move apart.",
+    ),
+    (
+        "Thresholds of Proxy-ISA",
+        {"s_avg": "S_avg", "s_learned": "S_learned", "s_outlier": "S_outlier"},
+        "Means over the classes. Negatives below S_outlier are damped.",
+    ),
+    (
+        "Weights of pairs",
+        {"weight_positive": "positive pairs", "weight_negative": "negative pairs", "sigma": "\u03c3"},
+        "Means over the pairs of a batch; \u03c3 over the classes.",
+    ),
+    (
+        "Gradients of the two terms",
+        {"gradient_positive": "attraction", "gradient_negative": "repulsion"},
+        "Norms of the gradient by the unit vectors of a batch.",
+    ),
+)
+"""What a proxy loss reports about itself: title, fields of an epoch's record with their names, and a note."""
 _NOTHING = "\u2013"
 _SIGMA, _NU, _TAU = "\u03c3", "\u03bd", "\u03c4"
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -94,8 +124,7 @@ def _result(study: Study, spec: str) -> str:
         f"{config.preprocessing.input_size} pixels",
         "Loss": f"{config.loss.name} ({set_ or 'settings as they come'})",
         "Training": f"{counted(config.epochs, 'epoch', 'epochs')}, batches of {config.sampling.batch_size}, "
-        f"{config.optimiser.name} at {config.optimiser.learning_rate:g}, {config.schedule.kind}"
-        + (", the head alone" if config.cached_views else ""),
+        f"{config.optimiser.name} at {config.optimiser.learning_rate:g}, {config.schedule.kind}" + _cached_part(config),
         "Kept": f"epoch {chosen['epoch']}, " + _reason(study),
         "Speed": f"{median(speeds):,.0f} photos a second" if speeds else "no epoch finished",
         "Page made with": ", ".join(f"{package} {version(package)}" for package in ("lookalike", "torch", "timm")),
@@ -111,6 +140,12 @@ def _result(study: Study, spec: str) -> str:
 <div class="card"><dl class="facts">{listed}</dl></div>
 </div>
 <details><summary>All settings</summary><pre tabindex="0">{settings}</pre></details>"""
+
+
+def _cached_part(config: TrainingConfig) -> str:
+    if not config.cached_views:
+        return ""
+    return ", only the head" if config.cached_stage is None else f", stages {config.cached_stage}: and the head"
 
 
 def _reason(study: Study) -> str:
@@ -182,6 +217,15 @@ def _course(study: Study) -> str:
         line_chart("Shares of pairs in the loss", shares, x_label="epoch", show=as_percent),
         line_chart("Loss", [line("loss", "loss", 4)], x_label="epoch"),
         line_chart("Learning rate of the head", [line("learning_rate", "learning rate", 3)], x_label="epoch"),
+        *(
+            line_chart(
+                title,
+                [line(name, text, style + 1) for style, (name, text) in enumerate(names.items())],
+                x_label="epoch",
+                note=note,
+            )
+            for title, names, note in LOSS_CHARTS
+        ),
     )
     return (
         f'<h2>Course of the training</h2><div class="charts">{"".join(charts)}</div>'

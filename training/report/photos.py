@@ -45,7 +45,7 @@ class Thumbnails:
         """The pictures themselves, out of sight."""
         symbols = []
         for place in self._used:
-            picture = data_uri(thumbnail(read_photo(self._photos[place]), _SIDE), "jpeg")
+            picture = data_uri(thumbnail(read_photo(self._photos[place], _SIDE), _SIDE), "jpeg")
             symbols.append(
                 f'<symbol id="p{place}" viewBox="0 0 {_SIDE} {_SIDE}">'
                 f'<image width="{_SIDE}" height="{_SIDE}" href="{picture}"/></symbol>'

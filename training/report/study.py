@@ -11,10 +11,11 @@ from index.metrics import retrieval_metrics
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
-from training.data.records import DataSet, Photo, fold_out, hold_out
+from training.data.records import DataSet, Photo
 from training.devices import choose_device
 from training.errors import TrainingError
 from training.evaluate import embed_photos, torch_embedder
+from training.preparation import learned_and_held_out
 from training.report.answers import Answers
 from training.report.learned import LearnedClasses, learned_classes, proxies_of, proxy_owners
 from training.report.space import Similarity, class_similarity, map_to_plane, proxy_similarity, sample_photos
@@ -96,7 +97,7 @@ def study_run(run: RunFolder, data: DataSet, on_progress: Progress) -> Study:
         validated=validated,
         newest=progress["epoch"],
         # Only a finished run has measured it on the test classes for sure.
-        chosen=run.result() if run.is_finished else record,
+        chosen=_figures(run.result()) if run.is_finished else record,
         measured=retrieval_metrics(
             vectors,
             labels,
@@ -111,14 +112,9 @@ def study_run(run: RunFolder, data: DataSet, on_progress: Progress) -> Study:
     )
 
 
-def _learned_from(config: TrainingConfig, data: DataSet) -> Sequence[Photo]:
-    """The training photos without the classes that chose the epoch, as the run itself took them."""
-    selection = config.selection
-    if selection.fold is not None:
-        return fold_out(data.train, selection.fold, selection.folds, config.seed)[0]
-    if selection.validation_share:
-        return hold_out(data.train, selection.validation_share, config.seed)[0]
-    return data.train
+def _figures(result: dict[str, Any]) -> dict[str, Any]:
+    """A result without what it holds beside the record of the kept epoch."""
+    return {name: value for name, value in result.items() if isinstance(value, int | float) and name != "epochs"}
 
 
 def _proxies(
@@ -128,7 +124,7 @@ def _proxies(
     vectors = proxies_of(loss_state)
     if vectors is None:
         return None
-    photos = _learned_from(config, data)
+    photos, _ = learned_and_held_out(config, data)
     classes = sorted({photo.label for photo in photos})
     owners = proxy_owners(config, len(vectors), len(classes))
     if owners is None:
