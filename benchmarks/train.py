@@ -1,0 +1,221 @@
+"""Photos per second of the trainer against a plain PyTorch loop, and of cached stages against full fine-tuning.
+
+Both sides train the same network with Proxy-Anchor and AdamW on the same files, with the same batch size, the same
+number of decoding processes and all usable cores. They take turns epoch by epoch in one process, and the medians of all
+epochs but the first are compared. The plain loop's network alone, on a batch that stays in memory, shows what photos
+cost: of 12-MP ones decoding takes about as long as the network.
+"""
+
+import argparse
+import os
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _table import Row, make_row, print_table, write_json
+from _train_peers import PlainLoop
+from PIL import Image, ImageDraw
+
+from index.cores import usable_cores
+from training.config import TrainingConfig, parse_config
+from training.data.loading import decoding_workers
+from training.data.photos import DataSet, Photo
+from training.loop import train
+
+MODEL = "tf_efficientnet_lite0"
+PEER, NETWORK = "plain PyTorch loop", "the plain loop without photos, one batch in memory"
+SMALL_SIZE, LARGE_SIZE = (213, 160), (4000, 3000)
+SMALL_SIDE, LARGE_SIDE = 128, 224
+BATCH, PHOTOS_PER_CLASS, DISTINCT = 16, 4, 8
+GRAIN = 7.5
+"""Deviation of the noise, with which a 12-MP JPEG at quality 90 has 3 to 4 MB, as a phone's has."""
+CACHED: dict[str, dict[str, Any]] = {
+    "head only": {"cached_views": 1},
+    "last stage and head": {"cached_views": 1, "cached_stage": -1},
+    "last two stages and head": {"cached_views": 1, "cached_stage": -2},
+}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured."""
+
+    small: int
+    """Small photos of an epoch."""
+    large: int
+    epochs: int
+    """Measured epochs, after the first."""
+    rounds: int
+    """Runs of every cached stage."""
+
+
+FULL, QUICK = Effort(small=512, large=160, epochs=4, rounds=3), Effort(small=64, large=32, epochs=1, rounds=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer photos and epochs: within a minute on 2 cores")
+    parser.add_argument("--photos", type=Path, metavar="DIR", help="JPEGs to use in the place of the 12-MP ones")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
+    arguments = parser.parse_args()
+    effort = QUICK if arguments.quick else FULL
+    torch.set_num_threads(usable_cores())
+    torch.manual_seed(0)
+    random.seed(0)
+    with tempfile.TemporaryDirectory(prefix="lookalike-bench-") as folder:
+        place = Path(folder)
+        small = make_data(draw_photos(place / "small", SMALL_SIZE, effort.small), effort.small, place)
+        if arguments.photos:
+            files, name = sorted(arguments.photos.rglob("*.jp*g")), f"photos of {arguments.photos.name}"
+            if not files:
+                parser.error(f"--photos {arguments.photos}: no JPEG in this folder")
+        else:
+            files, name = draw_photos(place / "large", LARGE_SIZE, effort.large), "12-MP JPEGs"
+        large = make_data(files, effort.large, place)
+        rows = [
+            *compare(f"small photos, {SMALL_SIDE} px", small, SMALL_SIDE, effort, place / "run-small", at_least=1.0),
+            *compare(f"{name}, {LARGE_SIDE} px", large, LARGE_SIDE, effort, place / "run-large", at_least=2.0),
+            *compare_cached(small, effort, place / "cached"),
+        ]
+    print_table(rows)
+    if arguments.json:
+        write_json(rows, arguments.json)
+
+
+def compare(name: str, data: DataSet, side: int, effort: Effort, run: Path, *, at_least: float) -> list[Row]:
+    """The trainer against the plain loop on the same photos, and against that loop without photos."""
+    config = settings(side, epochs=effort.epochs + 1)
+    peer = PlainLoop(data.train, config)
+    turns = Turns(peer)
+    train(config, data, run, "benchmark", turns)
+    ours, theirs, network = turns.rate, statistics.median(turns.peer_rates[1:]), peer.run_network()
+    report(f"{name}: ours {ours:.1f}, plain loop {theirs:.1f}, without photos {network:.1f} photos per second")
+    return [
+        make_row(name, ours, PEER, theirs, "photos/s", at_least=at_least),
+        make_row(name, ours, NETWORK, network, "photos/s"),
+    ]
+
+
+def compare_cached(data: DataSet, effort: Effort, folder: Path) -> list[Row]:
+    """Training on cached activations against full fine-tuning; filling the cache is not counted."""
+    full = "full fine-tuning"
+    modes: dict[str, dict[str, Any]] = {full: {}, **CACHED}
+    rates: dict[str, list[float]] = {name: [] for name in modes}
+    for number in range(effort.rounds):
+        # In any order: nobody always runs in the caches that the same neighbour left.
+        for name, overrides in random.sample(list(modes.items()), len(modes)):
+            turns = Turns()
+            config = settings(SMALL_SIDE, epochs=effort.epochs + 1, **overrides)
+            train(config, data, folder / f"{name} {number}", "benchmark", turns)
+            rates[name].append(turns.rate)
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    report(", ".join(f"{name} {rate:.0f}" for name, rate in medians.items()) + " photos per second")
+    return [
+        make_row(f"cached, {name}, {SMALL_SIDE} px", medians[name], f"ours, {full}", medians[full], "photos/s")
+        for name in CACHED
+    ]
+
+
+def settings(side: int, *, epochs: int, **others: Any) -> TrainingConfig:
+    """What both sides do alike: every step of a plain loop, and nothing that it does not have."""
+    return parse_config(
+        {
+            "backbone": {"name": MODEL, "weights": "none", "batch_norm": "learn"},
+            "loss": {"name": "proxy_anchor"},
+            "preprocessing": {"resize": side, "input_size": side, "interpolation": "bilinear"},
+            "augmentation": {"crop_scale": [0.2, 1.0], "interpolation": "bilinear"},
+            "sampling": {"kind": "random", "batch_size": BATCH},
+            "optimiser": {"name": "adamw", "clip_value": None},
+            "schedule": {"kind": "constant"},
+            "selection": {"validation_share": 0},
+            "epochs": epochs,
+            "test_every": 0,
+            "device": "cpu",
+            "workers": decoding_workers(None, "cpu"),
+            **others,
+        }
+    )
+
+
+@dataclass
+class Turns:
+    """Watches a run: collects its speed, and lets the peer train an epoch after each of the run's own."""
+
+    peer: PlainLoop | None = None
+    rates: list[float] = field(default_factory=list)
+    peer_rates: list[float] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """The median of the epochs after the first, in which processes start and memory is taken."""
+        return statistics.median(self.rates[1:])
+
+    def measured(self, record: dict[str, Any]) -> None:
+        if record["epoch"]:
+            self.rates.append(record["photos_per_second"])
+            if self.peer:
+                self.peer_rates.append(self.peer.run_epoch())
+
+    def step(self, epoch: int, step: int, steps: int) -> None:
+        """Says nothing: a progress bar would cost time."""
+
+    def busy(self, what: str, done: int, total: int) -> None:
+        """Says nothing."""
+
+    def say(self, text: str) -> None:
+        report(text)
+
+
+def draw_photos(directory: Path, size: tuple[int, int], count: int) -> list[Path]:
+    """JPEGs of coloured shapes with grain: a few that differ, under as many names as are wanted."""
+    directory.mkdir()
+    rng = np.random.default_rng(0)
+    grain = rng.normal(0, GRAIN, (size[1], size[0], 1)).astype(np.float32)
+    files = []
+    for number in range(count):
+        files.append(directory / f"{number:04d}.jpg")
+        if number >= DISTINCT:
+            os.link(files[number % DISTINCT], files[-1])
+            continue
+        pixels = np.asarray(draw_shapes(size, rng), np.float32) + np.roll(grain, number * 997)
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(files[-1], quality=90)
+    mean = statistics.mean(file.stat().st_size for file in files[:DISTINCT])
+    report(f"{count} photos of {size[0]} x {size[1]} pixels, {mean / 1e6:.2g} MB each")
+    return files
+
+
+def draw_shapes(size: tuple[int, int], rng: np.random.Generator) -> Image.Image:
+    """A background of soft colours with ellipses on it."""
+    coarse = Image.fromarray(rng.integers(0, 256, (3, 4, 3), dtype=np.uint8))
+    image = coarse.resize(size, Image.Resampling.BICUBIC)
+    draw = ImageDraw.Draw(image)
+    for _ in range(60):
+        x, y, across, down = rng.random(4) * (*size, size[0] / 4, size[1] / 4)
+        draw.ellipse((x, y, x + across, y + down), fill=tuple(rng.integers(0, 256, 3).tolist()))
+    return image
+
+
+def make_data(files: Sequence[Path], count: int, folder: Path) -> DataSet:
+    """As many photos to learn as are wanted, in classes of a few, and four small ones to measure on."""
+    train = tuple(
+        Photo(file, f"{number // PHOTOS_PER_CLASS:04d}")
+        for number, file in zip(range(count), cycle(files), strict=False)
+    )
+    measured = sorted((folder / "small").iterdir())[:4]
+    return DataSet("benchmark", train, tuple(Photo(file, f"test {n % 2}") for n, file in enumerate(measured)))
+
+
+def report(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
