@@ -55,7 +55,7 @@ class ProxyNCASettings(PeerSettings):
 
 
 class SoftTripleSettings(PeerSettings):
-    """The defaults are the authors' release for CUB and Cars, which trains with Adam's eps at 0.01."""
+    """The defaults are those of the authors' release, which trains with Adam's eps at 0.01."""
 
     centers_per_class: int = Field(default=10, gt=0, description="K")
     la: float = Field(default=20.0, gt=0, description="lambda, scale of the logits")

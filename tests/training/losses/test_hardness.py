@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from index.errors import LookalikeError
+from training.config import TrainingConfig
 from training.losses.hardness import MIN_VOLUME, ClassHardness, HardnessSettings, volume_for
 from training.losses.proxy_isa import ProxyISALoss, ProxyISASettings
+from training.report.learned import learned_classes
 
 
 def test_queue_and_filter_start_at_epochs_two_and_three_counted_from_zero() -> None:
@@ -98,5 +100,7 @@ def test_a_loaded_state_keeps_the_volume_it_was_trained_with() -> None:
     resumed = ProxyISALoss(4, 3, steps_per_epoch=1, queue_size=8, volume=77.0)
     resumed.load_state_dict(trained.state_dict())
     assert resumed.hardness.settings == trained.hardness.settings
+    reported = learned_classes(TrainingConfig(), trained.state_dict())
+    assert reported is not None and reported.settings.volume == 38.5
     resumed.hardness.seen.fill_(10**6)
     torch.testing.assert_close(resumed.hardness.thresholds().effective, torch.full((4,), 38.5))
