@@ -29,8 +29,8 @@ def make_optimiser(settings: OptimiserSettings, model: EmbeddingModel, loss: nn.
     ]
     decay = settings.weight_decay
     if settings.name == "rmsprop":
-        # The smoothing constant of the benchmark that uses it (MLRC) is PyTorch's own.
-        return torch.optim.RMSprop(listed, lr=rate, weight_decay=decay, eps=settings.eps)
+        # The momentum is that of the benchmark which uses this optimiser, MLRC.
+        return torch.optim.RMSprop(listed, lr=rate, weight_decay=decay, eps=settings.eps, momentum=0.9)
     kind = torch.optim.AdamW if settings.name == "adamw" else torch.optim.Adam
     return kind(listed, lr=rate, weight_decay=decay, eps=settings.eps)
 

@@ -24,7 +24,7 @@ from training.devices import check_device, half_precision, set_precision
 from training.errors import TrainingError
 from training.evaluate import Examiner
 from training.losses.distributed import gather_batch
-from training.losses.hardness import volume_for
+from training.losses.hardness import DEFAULT_TAU, volume_for
 from training.losses.registry import learns_from_pairs, make_loss, setting_names
 from training.losses.sample_aware import SampleAwareProxyLoss
 from training.optimisation import Factor, MovingAverage, make_optimiser, rate_factor
@@ -159,10 +159,15 @@ def _model(
             watcher.say("Each process normalises by its own part of the batch: SyncBatchNorm needs CUDA.")
     model = model.to(world.device).to(memory_format=torch.channels_last)
     stage = None if config.cached_stage is None else model.stage_index(config.cached_stage)
+    if stage == 0:
+        raise TrainingError(
+            f"cached_stage={config.cached_stage} caches nothing: no stage lies before the first.",
+            f"Choose from 1 to {len(model.stage_names())} ({', '.join(model.stage_names())}), or cached_views=0.",
+        )
     if config.cached_views and stage is None:
         model.freeze_backbone()
-    elif stage or config.backbone.frozen_stages:
-        model.freeze_stages(stage or config.backbone.frozen_stages)
+    model.freeze_stages(config.backbone.frozen_stages)
+    model.freeze_stages(stage or 0)
     if world.size > 1 and (unused := model.freeze_unused()):
         watcher.say(f"{len(unused)} parameters of the backbone are not used and do not learn, such as {unused[0]}.")
     return model, stage
@@ -304,17 +309,14 @@ def _loss(config: TrainingConfig, photos: Sequence[Photo], batches: Batches, wat
     shown = len(photos) if config.sampling.steps_per_epoch is None else len(batches) * config.sampling.batch_size
     planned = config.epochs * shown / len(classes)
     facts: dict[str, Any] = {"steps_per_epoch": len(batches), "train_size": len(photos)}
-    if "volume" in known and "volume" not in config.loss.settings:
-        facts["volume"] = volume_for(planned, **_chosen(config, "tau"))
+    tau = config.loss.settings.get("tau", DEFAULT_TAU)
+    if "volume" in known and "volume" not in config.loss.settings and isinstance(tau, int | float) and tau > 0:
+        facts["volume"] = volume_for(planned, tau)
     settings = {name: value for name, value in facts.items() if name in known} | config.loss.settings
     loss = make_loss(config.loss.name, len(classes), config.backbone.embedding_size, settings)
     if isinstance(loss, SampleAwareProxyLoss):
         watcher.say(_volume_remark(loss, planned, set_by_hand="volume" in config.loss.settings))
     return loss
-
-
-def _chosen(config: TrainingConfig, name: str) -> dict[str, Any]:
-    return {name: config.loss.settings[name]} if name in config.loss.settings else {}
 
 
 def _volume_remark(loss: SampleAwareProxyLoss, planned: float, *, set_by_hand: bool) -> str:

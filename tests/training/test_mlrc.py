@@ -11,7 +11,8 @@ from index.metrics import retrieval_metrics
 from lookalike import main
 from tests.support.published_trees import TREES
 from tests.support.tiny_gallery import write_tiny_folder
-from tests.training.test_loop import SMALL, Silent
+from tests.support.watchers import Silent
+from tests.training.test_loop import SMALL
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
 from training.data.photos import DataSet, Photo, load_data

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.published_trees import TREES
-from tests.training.test_loop import Silent
+from tests.support.watchers import Silent
 from training.checkpoints import RunFolder
 from training.config import load_config, preset_names
 from training.data.photos import DataSet, load_data, shop_data

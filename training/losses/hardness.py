@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from training.losses.distributed import copy_from_first_rank
 
+DEFAULT_TAU = 1.5
 LARGEST_QUEUE = 55_000
 EPOCHS_IN_QUEUE = 9
 HALF_DECAY_SHARE, MIN_VOLUME = 0.08, 10.0
@@ -30,7 +31,7 @@ class HardnessSettings(BaseModel):
     hardness_scale: float = Field(default=0.15, gt=0, description="h, scales the class hardness")
     hardness_sensitivity: float = Field(default=0.9, gt=0, description="k, sensitivity to the class hardness")
     search_margin: float = Field(default=0.1, ge=0, le=1, description="lambda, margin of the search length")
-    tau: float = Field(default=1.5, gt=0, description="timing of the decay")
+    tau: float = Field(default=DEFAULT_TAU, gt=0, description="timing of the decay")
     positive_penalty: Literal["none", "inverse", "nu", "sigma"] = "sigma"
     negative_penalty: Literal["none", "inverse"] = "inverse"
     initial_similarity: float = Field(default=0.0, ge=-1, le=1, description="S_learned before the queue has the class")
@@ -85,7 +86,7 @@ class HardnessSettings(BaseModel):
         return _half_decay_samples(self.volume, self.tau)
 
 
-def volume_for(planned_samples: float, tau: float = 1.5) -> float:
+def volume_for(planned_samples: float, tau: float = DEFAULT_TAU) -> float:
     """Returns V, to one decimal, whose half-decay point falls at 8 % of the samples that a run plans for each class.
 
     Not below 10 nor 2 tau: a smaller V bounds the effective number so tightly that no threshold moves. In a run that
