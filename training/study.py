@@ -36,6 +36,7 @@ from training.study_results import (
     RunResult,
     StudyFolder,
     pick_figures,
+    shared_start,
     sharing_warnings,
 )
 from training.world import World
@@ -158,9 +159,12 @@ class StudyRunner:
         """Finds mistakes before hours of training, and says what the runs of a seed do not share."""
         check_finished(self.folder, self.study, runs, self.spec, self.data)
         finished = self.folder.results()
-        initial = {key: result.initial for key, result in finished.items()}
-        initial |= try_runs([run for run in runs if run.key not in finished], self.study, self.data, self.folder)
-        for warning in sharing_warnings(initial):
+        left = [run for run in runs if run.key not in finished]
+        initial = try_runs(left, self.study, self.data, self.folder)
+        starts = {key: result.start for key, result in finished.items()}
+        for run in left:
+            starts[run.key] = shared_start(initial[run.key], _processor(run.config), torch.get_num_threads())
+        for warning in sharing_warnings(starts):
             self.say(warning)
 
     def run(self, runs: Sequence[PlannedRun]) -> list[RunKey]:

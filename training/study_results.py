@@ -53,6 +53,10 @@ class RunResult(Frozen):
     def key(self) -> RunKey:
         return RunKey(self.run, self.seed)
 
+    @property
+    def start(self) -> dict[str, str]:
+        return shared_start(self.initial, self.processor, self.threads)
+
 
 @dataclass(frozen=True)
 class StudyFolder:
@@ -143,15 +147,24 @@ def pick_figures(record: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in record.items() if name.startswith(("recall@", "map@"))}
 
 
-def sharing_warnings(initial: Mapping[RunKey, Initial]) -> list[str]:
+def shared_start(initial: Initial, processor: str, threads: int) -> dict[str, str]:
+    """What runs of a seed must share to be paired: sums in another order move figures by tenths of a point."""
+    return {
+        "initial weights": initial.weights,
+        "batches in the first epoch": initial.batches,
+        "processors or numbers of threads": f"{processor}, {threads}",
+    }
+
+
+def sharing_warnings(starts: Mapping[RunKey, Mapping[str, str]]) -> list[str]:
     """What the runs of a seed do not share, so that their difference has more causes than their settings."""
     warnings = []
-    for seed in sorted({key.seed for key in initial}):
-        for name, title in (("weights", "initial weights"), ("batches", "batches in the first epoch")):
+    for seed in sorted({key.seed for key in starts}):
+        own = {key.run: start for key, start in starts.items() if key.seed == seed}
+        for title in next(iter(own.values())):
             groups: dict[str, list[str]] = {}
-            for key, own in initial.items():
-                if key.seed == seed:
-                    groups.setdefault(getattr(own, name), []).append(key.run)
+            for run, start in own.items():
+                groups.setdefault(start[title], []).append(run)
             if len(groups) > 1:
                 listed = " / ".join(", ".join(runs) for runs in groups.values())
                 warnings.append(f"Seed {seed}: runs have different {title}: {listed}.")

@@ -10,7 +10,7 @@ from training.study_file import PlannedRun, RunKey, Study
 from training.study_results import History, RunResult, pick_figures, sharing_warnings
 
 METRICS = ("recall@1", "map@r")
-VIEWS = {"chosen": "chosen epoch", "last": "last epoch", "best": "best on test*"}
+VIEWS = {"chosen": "chosen epoch", "last": "last epoch", "best": "best test*"}
 """The epochs whose figures are summarised."""
 BEST_REMARK = "* chosen on test: the best epoch of the test curve, as papers report it; too good, and never used here."
 _NOTHING = "\u2013"
@@ -115,7 +115,7 @@ def summarise(study: Study, results: Mapping[RunKey, RunResult], histories: Mapp
         runs=[summary(name) for name in study.runs],
         dropped=[result for result in known.values() if result.dropped],
         running=started,
-        warnings=sharing_warnings({key: result.initial for key, result in known.items()}),
+        warnings=sharing_warnings({key: result.start for key, result in known.items()}),
     )
 
 
@@ -162,7 +162,7 @@ def figure_table(summary: StudySummary) -> tuple[list[str], list[list[str]]]:
         [
             run.name,
             f"{run.done}/{run.planned}",
-            " / ".join(format_spread(run.untrained[metric], digits=1).partition(" ")[0] for metric in METRICS),
+            "/".join(format_spread(run.untrained[metric], digits=1).partition(" ")[0] for metric in METRICS),
             format_spread(run.epoch, scale=1, digits=0 if run.done == 1 else 1),
             *(format_spread(run.figures[view][metric]) for view in VIEWS for metric in METRICS),
         ]

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from lookalike import app
 from tests.support.tiny_gallery import write_tiny_folder
-from tests.training.test_loop import Silent
+from tests.support.watchers import Silent
 from training.config import TrainingConfig
 from training.data.photos import load_data
 from training.errors import TrainingError
@@ -356,6 +356,9 @@ def test_pairs_are_of_common_seeds_and_one_seed_has_no_interval() -> None:
     assert difference and difference.spread.mean == pytest.approx(0.1) and difference.interval is None
     assert summary.runs[1].done == 1 and summary.runs[1].planned == 2
     assert summary.warnings == ["Seed 0: runs have different initial weights: one / two."]
+    moved = {RunKey("two", 1): result_of("two", 1, 0.2).model_copy(update={"threads": 8})}
+    summary = summarise(study, {result.key: result for result in given} | moved, {})
+    assert summary.warnings[1:] == ["Seed 1: runs have different processors or numbers of threads: one / two."]
 
 
 def test_the_command_checks_sums_up_and_writes_a_page(

@@ -97,9 +97,11 @@ def _style(runs: int) -> str:
         f".c{number} {{ color: hsl({number * _GOLDEN_ANGLE % 360:.0f} 52% 50%); }}\n"
         for number in range(_PALETTE + 1, runs + 1)
     )
-    return (
-        f".thin {{ stroke-width: 0.8; opacity: 0.45; }}\n.scroll th:first-child {{ white-space: nowrap; }}\n{colours}"
-    )
+    return f"""
+.thin {{ stroke-width: 0.8; opacity: 0.55; }}
+.scroll th:first-child {{ white-space: nowrap; }}
+.scroll thead th {{ white-space: normal; vertical-align: bottom; }}
+{colours}"""
 
 
 def _wide(table: str, label: str) -> str:
