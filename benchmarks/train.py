@@ -1,9 +1,9 @@
 """Photos per second of the trainer against a plain PyTorch loop, and of cached stages against full fine-tuning.
 
 Both sides train the same network with Proxy-Anchor and AdamW on the same files, with the same batch size, the same
-number of decoding processes and all usable cores. They take turns epoch by epoch in one process, and the medians of all
-epochs but the first are compared. The plain loop's network alone, on a batch that stays in memory, shows what photos
-cost: of 12-MP ones decoding takes about as long as the network.
+number of decoding processes and all usable cores. They take turns epoch by epoch, each in its own process, and the
+medians of all epochs but the first are compared. The plain loop's network alone, on a batch that stays in memory, shows
+what photos cost: of 12-MP ones decoding takes about as long as the network.
 """
 
 import argparse
@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from _table import Row, make_row, print_table, write_json
-from _train_peers import PlainLoop
+from _train_peers import PlainLoopProcess, Plan, plain_loop
 from PIL import Image, ImageDraw
 
 from index.cores import usable_cores
@@ -57,7 +56,7 @@ class Effort:
     """Runs of every cached stage."""
 
 
-FULL, QUICK = Effort(small=512, large=160, epochs=4, rounds=3), Effort(small=64, large=32, epochs=1, rounds=1)
+FULL, QUICK = Effort(small=512, large=240, epochs=3, rounds=2), Effort(small=64, large=32, epochs=1, rounds=1)
 
 
 def main() -> None:
@@ -67,8 +66,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
     arguments = parser.parse_args()
     effort = QUICK if arguments.quick else FULL
-    torch.set_num_threads(usable_cores())
-    torch.manual_seed(0)
     random.seed(0)
     with tempfile.TemporaryDirectory(prefix="lookalike-bench-") as folder:
         place = Path(folder)
@@ -82,6 +79,7 @@ def main() -> None:
         large = make_data(files, effort.large, place)
         rows = [
             *compare(f"small photos, {SMALL_SIDE} px", small, SMALL_SIDE, effort, place / "run-small", at_least=1.0),
+            *compare(f"{name}, {SMALL_SIDE} px", large, SMALL_SIDE, effort, place / "run-middle", at_least=2.0),
             *compare(f"{name}, {LARGE_SIDE} px", large, LARGE_SIDE, effort, place / "run-large", at_least=2.0),
             *compare_cached(small, effort, place / "cached"),
         ]
@@ -93,10 +91,11 @@ def main() -> None:
 def compare(name: str, data: DataSet, side: int, effort: Effort, run: Path, *, at_least: float) -> list[Row]:
     """The trainer against the plain loop on the same photos, and against that loop without photos."""
     config = settings(side, epochs=effort.epochs + 1)
-    peer = PlainLoop(data.train, config)
-    turns = Turns(peer)
-    train(config, data, run, "benchmark", turns)
-    ours, theirs, network = turns.rate, statistics.median(turns.peer_rates[1:]), peer.run_network()
+    run.mkdir()
+    with plain_loop(plan(config, data), run) as peer:
+        turns = Turns(peer)
+        train(config, data, run / "ours", "benchmark", turns)
+        ours, theirs, network = turns.rate, statistics.median(turns.peer_rates[1:]), peer.run("network")
     report(f"{name}: ours {ours:.1f}, plain loop {theirs:.1f}, without photos {network:.1f} photos per second")
     return [
         make_row(name, ours, PEER, theirs, "photos/s", at_least=at_least),
@@ -145,11 +144,30 @@ def settings(side: int, *, epochs: int, **others: Any) -> TrainingConfig:
     )
 
 
+def plan(config: TrainingConfig, data: DataSet) -> Plan:
+    """What the plain loop does."""
+    rate = config.optimiser.learning_rate
+    return Plan(
+        files=[str(photo.path) for photo in data.train],
+        labels=[photo.label for photo in data.train],
+        model=config.backbone.name,
+        side=config.preprocessing.input_size,
+        crop_scale=list(config.augmentation.crop_scale),
+        batch_size=config.sampling.batch_size,
+        workers=config.workers or 0,
+        threads=usable_cores(),
+        embedding_size=config.backbone.embedding_size,
+        learning_rate=rate,
+        proxy_rate=rate * config.optimiser.proxy_factor,
+        weight_decay=config.optimiser.weight_decay,
+    )
+
+
 @dataclass
 class Turns:
     """Watches a run: collects its speed, and lets the peer train an epoch after each of the run's own."""
 
-    peer: PlainLoop | None = None
+    peer: PlainLoopProcess | None = None
     rates: list[float] = field(default_factory=list)
     peer_rates: list[float] = field(default_factory=list)
 
@@ -162,7 +180,7 @@ class Turns:
         if record["epoch"]:
             self.rates.append(record["photos_per_second"])
             if self.peer:
-                self.peer_rates.append(self.peer.run_epoch())
+                self.peer_rates.append(self.peer.run("epoch"))
 
     def step(self, epoch: int, step: int, steps: int) -> None:
         """Says nothing: a progress bar would cost time."""

@@ -12,7 +12,7 @@ from tests.support.processes import lookalike
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo, write_tiny_source
 
-VERBS = ("demo", "train", "evaluate", "export", "report", "reindex", "search", "serve")
+VERBS = ("demo", "train", "study", "evaluate", "export", "report", "reindex", "search", "serve")
 
 
 class Told(NamedTuple):

@@ -61,15 +61,13 @@ def embed_photos(
     on_progress: Progress | None = None,
     *,
     workers: int | None = None,
-    pin_memory: bool = False,
 ) -> NDArray[np.float32]:
     """Returns the vectors of all photos in their order; worker processes decode while the model computes."""
-    workers = decoding_workers(workers, "cuda" if pin_memory else "cpu")
+    on_gpu = torch.cuda.is_available()
+    workers = decoding_workers(workers, "cuda" if on_gpu else "cpu")
     # Starting a process costs more than decoding a few photos.
     workers = workers if len(photos) > _FEW else 0
-    loader = DataLoader(
-        MeasuredPhotos(photos, preprocessing), batch_size=64, num_workers=workers, pin_memory=pin_memory
-    )
+    loader = DataLoader(MeasuredPhotos(photos, preprocessing), batch_size=64, num_workers=workers, pin_memory=on_gpu)
     vectors = []
     for pixels in loader:
         vectors.append(embed(pixels))
@@ -210,10 +208,8 @@ class Examiner:
             return 4 * stages(blank).numel() * len(self._own) <= _MAX_KEPT
 
     def _through(self, module: Callable[[torch.Tensor], torch.Tensor]) -> NDArray[np.float32]:
-        device = self._world.device
-        embed = torch_embedder(module, device, self._half)
-        pin = device.type == "cuda"
-        return embed_photos(self._own, self._preprocessing, embed, workers=self._workers, pin_memory=pin)
+        embed = torch_embedder(module, self._world.device, self._half)
+        return embed_photos(self._own, self._preprocessing, embed, workers=self._workers)
 
 
 def is_bundle(path: Path) -> bool:

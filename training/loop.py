@@ -138,6 +138,15 @@ class _Training:
             if now - saved > 60 * config.checkpoint_minutes and progress.step % config.optimiser.accumulation == 0:
                 self.save()
                 saved = now
+        if not all(torch.isfinite(parameter).all() for parameter in work.model.parameters()):
+            raise self.diverged(f"a weight of the network is not a number after epoch {progress.epoch + 1}")
+
+    def diverged(self, what: str) -> TrainingError:
+        rate = self.config.optimiser.learning_rate
+        return TrainingError(
+            f"Training diverged: {what}.",
+            f"Lower optimiser.learning_rate ({rate:g}) or set optimiser.clip_norm=1, and train into a new folder.",
+        )
 
     def step(self, inputs: Tensor, labels: Tensor) -> None:
         """Runs forward and backward on one batch; every `accumulation` batches, and at the epoch's end, updates."""
@@ -183,11 +192,7 @@ class _Training:
         for step, pending in enumerate(self.pending, first):
             figures = {name: next(values) if isinstance(value, Tensor) else value for name, value in pending.items()}
             if not math.isfinite(figures["loss"]):
-                raise TrainingError(
-                    f"Training diverged: the loss became {figures['loss']} at step {step} of epoch {epoch}.",
-                    f"Lower optimiser.learning_rate ({self.config.optimiser.learning_rate:g}) or set"
-                    " optimiser.clip_norm=1, and train into a new folder.",
-                )
+                raise self.diverged(f"the loss became {figures['loss']} at step {step} of epoch {epoch}")
             progress.add(figures)
             self.recorder.step(progress.epoch * len(self.work.batches) + step, figures)
         self.pending.clear()

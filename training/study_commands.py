@@ -38,6 +38,9 @@ def study(
     Several processes may work in one folder: each takes the next run that is free.
     """
     require_train_extra()
+    if nice:
+        # Threads that wait in a loop for each other take five times as long when other work has a core.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from training.study import StudyRunner
     from training.study_file import read_study
     from training.study_results import StudyFolder

@@ -21,10 +21,14 @@ SETTINGS = (
 )
 
 
-@pytest.mark.parametrize("loss", ["proxy_isa", "proxy_anchor"])
-def test_two_processes_equal_one(tmp_path: Path, loss: str) -> None:
+# The second rests the backbone in its first epoch, accumulates gradients and chooses its epoch by held-out classes.
+OTHERS = ("schedule.warm_up_epochs=1", "optimiser.accumulation=2", "selection.validation_share=0.4", "test_every=0")
+
+
+@pytest.mark.parametrize(("loss", "others"), [("proxy_isa", ()), ("proxy_anchor", OTHERS)])
+def test_two_processes_equal_one(tmp_path: Path, loss: str, others: tuple[str, ...]) -> None:
     photos = write_tiny_folder(tmp_path / "photos")
-    settings = [part for setting in (*SETTINGS, f"loss.name={loss}") for part in ("--set", setting)]
+    settings = [part for setting in (*SETTINGS, f"loss.name={loss}", *others) for part in ("--set", setting)]
     module = ["-m", "lookalike", "train", "--data", f"folder:{photos}", *settings]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     # The queue is filled and filters from the first steps on, so that every part of the loss's state takes part.
@@ -35,7 +39,10 @@ def test_two_processes_equal_one(tmp_path: Path, loss: str) -> None:
         told = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert told.returncode == 0, told.stderr
         assert told.stdout.count("untrained") == 1, "one process speaks"
-    one, two = (RunFolder(tmp_path / name).load() for name in ("one", "two"))
+    first, second = (RunFolder(tmp_path / name) for name in ("one", "two"))
+    assert second.result()["map@r"] == pytest.approx(first.result()["map@r"], abs=0.1), "each measures a part"
+    assert first.history()[0]["recall@8"] == second.history()[0]["recall@8"], "in the order of the photos"
+    one, two = first.load(), second.load()
     assert one and two
     for part in ("model", "loss"):
         for name, value in one["work"][part].items():

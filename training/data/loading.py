@@ -26,13 +26,13 @@ _MAX_WORKERS = 8
 def decoding_workers(wanted: int | None, device_type: str, local_processes: int = 1) -> int:
     """The processes that decode photos for one training process, of `local_processes` on this machine.
 
-    By default it is one on a CPU, where the network needs the cores too, and none where there is a single core. For a
-    GPU it is up to 8, and at least one, so that photos are decoded while the GPU computes.
+    By default one per core, up to 8; on a CPU with a single core none. The network needs the cores of a CPU too, but
+    large photos take longer to decode than to learn from, and a process without work takes no time.
     """
     if wanted is not None:
         return wanted
-    spare = max(0, usable_cores() // local_processes - 1)
-    return min(spare, 1) if device_type == "cpu" else min(max(spare, 1), _MAX_WORKERS)
+    cores = max(1, usable_cores() // local_processes)
+    return 0 if device_type == "cpu" and cores == 1 else min(cores, _MAX_WORKERS)
 
 
 def read_photo(photo: Photo, side: int | None = None) -> Image.Image:

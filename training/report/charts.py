@@ -125,9 +125,9 @@ def line_chart(
         place, anchor = axes.x(x) + (-4 if end else 4), "end" if end else "start"
         parts.append(f'<path class="mark-line" d="M{axes.x(x):.1f} {_TOP - 14}V{floor}"/>')
         parts.append(f'<text x="{place:.1f}" y="{_TOP - 7}" text-anchor="{anchor}">{escape(word)}</text>')
-    parts += [_curve(axes, line) for line in lines]
+    parts += [draw_curve(axes, line) for line in lines]
     told = "; ".join(f"{line.name} from {show_end(line, 0, show)} to {show_end(line, -1, show)}" for line in lines)
-    return _figure(title, f"{title}: {told}.", "".join(parts), _legend(lines), note=note)
+    return draw_figure(title, f"{title}: {told}.", "".join(parts), draw_legend(lines), note=note)
 
 
 def show_end(line: Line, end: int, show: Callable[[float], str]) -> str:
@@ -135,7 +135,7 @@ def show_end(line: Line, end: int, show: Callable[[float], str]) -> str:
     return show(float(f"{line.points[end][1]:.3g}"))
 
 
-def _curve(axes: Axes, line: Line) -> str:
+def draw_curve(axes: Axes, line: Line) -> str:
     dashes = ' stroke-dasharray="5 4"' if line.dashed else ""
     drawn = f'<path class="line c{line.style}"{dashes} d="{axes.path(line.points)}"/>' if len(line.points) > 1 else ""
     if len(line.points) <= 24:
@@ -146,7 +146,7 @@ def _curve(axes: Axes, line: Line) -> str:
     return drawn
 
 
-def _legend(lines: Sequence[Line]) -> str:
+def draw_legend(lines: Sequence[Line]) -> str:
     if len(lines) < 2:
         return ""
     dashes = ' stroke-dasharray="5 4"'
@@ -180,7 +180,7 @@ def point_map(
     )
     proxies = f" and {len(star_labels):,} proxies" if stars is not None else ""
     told = f"{title}: {len(plane):,} photos of {len(set(labels)):,} classes{proxies} as dots in a plane."
-    return _figure(title, told, drawn, "", size=(_WIDTH, _WIDTH), note=note)
+    return draw_figure(title, told, drawn, "", size=(_WIDTH, _WIDTH), note=note)
 
 
 def _inside(share: float) -> str:
@@ -211,7 +211,7 @@ def data_uri(image: bytes, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
 
 
-def _figure(
+def draw_figure(
     title: str, told: str, drawn: str, legend: str, *, size: tuple[int, int] = (_WIDTH, _HEIGHT), note: str = ""
 ) -> str:
     svg = f'<svg viewBox="0 0 {size[0]} {size[1]}" role="img" aria-label="{escape(told)}">{drawn}</svg>'

@@ -1,9 +1,7 @@
 """The page itself: one HTML file that asks nobody for anything."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from html import escape
-from importlib import resources
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -18,6 +16,7 @@ from training.config import TrainingConfig
 from training.data.records import DataSet, counted
 from training.recording import SHARES
 from training.report.charts import Line, as_percent, heat_map, line_chart, point_map
+from training.report.frame import html_page, html_table
 from training.report.learned import LearnedClasses
 from training.report.photos import Thumbnails, confused_classes, worst_queries
 from training.report.space import Similarity
@@ -56,8 +55,6 @@ LOSS_CHARTS: tuple[tuple[str, dict[str, str], str], ...] = (
 """What a proxy loss reports about itself: title, fields of an epoch's record with their names, and a note."""
 _NOTHING = "\u2013"
 _SIGMA, _NU, _TAU = "\u03c3", "\u03bd", "\u03c4"
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-"""The browser itself keeps the page from asking anyone."""
 
 
 def write_report(run: RunFolder, data: DataSet, out: Path, *, spec: str, on_progress: Progress) -> None:
@@ -76,37 +73,8 @@ def _page(study: Study, spec: str, thumbnails: Thumbnails) -> str:
         "space": ("Embedding space", _space(study)),
         "classes": ("Learned classes", _classes(study)),
     }
-    there = {name: (title, text) for name, (title, text) in sections.items() if text}
-    links = "".join(f'<a href="#{name}">{title}</a>' for name, (title, _) in there.items())
-    body = "".join(f'<section id="{name}">{text}</section>' for name, (_, text) in there.items())
-    style = (resources.files("training.report") / "style.css").read_text(encoding="utf-8")
-    name = escape(study.run.path.resolve().name)
-    made = datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC")
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{name} · Lookalike training report</title>
-<style>{style}</style>
-</head>
-<body>
-<header class="bar">
-<p class="brand"><svg viewBox="0 0 32 32" aria-hidden="true"><path class="one" d="M14.5 3v26a13 13 0 0 1 0-26z"/>
-<path class="two" d="M17.5 3v26a13 13 0 0 0 0-26z"/></svg>Lookalike</p>
-<nav aria-label="Parts of the report">{links}</nav>
-</header>
-<main>
-{body}
-</main>
-<footer class="quiet">Made {made} by lookalike report.</footer>
-{thumbnails.store()}
-</body>
-</html>
-"""
+    title = f"{study.run.path.resolve().name} · Lookalike training report"
+    return html_page(title, sections, made_by="lookalike report", tail=thumbnails.store())
 
 
 # --- the result and the way to it ---
@@ -169,20 +137,10 @@ def _before_and_after(study: Study) -> str:
     # The run has measured on its own photos; these may be others, or the run is in the middle of an epoch.
     if any(abs(study.chosen.get(name, -1) - study.measured[name]) > _SAME for name in names):
         columns.append(("for this page", study.measured))
-    return _table(
+    return html_table(
         ["On classes never trained", *(title for title, _ in columns)],
         [[_title(name), *(_percent(record.get(name)) for _, record in columns)] for name in names],
     )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
-    """Rows begin with their name."""
-    titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
-    body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in cells)}</tr>'
-        for name, *cells in rows
-    )
-    return f'<table class="{kind}"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>'
 
 
 def _title(name: str) -> str:
@@ -236,7 +194,7 @@ def _course(study: Study) -> str:
 def _history_table(history: Sequence[dict[str, Any]]) -> str:
     names = list(dict.fromkeys(name for record in history for name in record))
     rows = [[f"{record[name]:.4g}" if name in record else _NOTHING for name in names] for record in history]
-    table = _table([_title(name).replace("_", " ") for name in names], rows, "dense")
+    table = html_table([_title(name).replace("_", " ") for name in names], rows, "dense")
     return f'<div class="card scroll" tabindex="0" role="group" aria-label="All figures by epoch">{table}</div>'
 
 
@@ -331,7 +289,7 @@ def _class_table(classes: LearnedClasses) -> str:
         "S_learned": (classes.learned, ".4f"),
         "S_outlier": (classes.outlier, ".4f"),
     }
-    return _table(
+    return html_table(
         ["Over all classes", "lowest", "median", "highest"],
         [
             [name, *(f"{value:{style}}" for value in np.quantile(values, (0, 0.5, 1)))]

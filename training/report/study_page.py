@@ -2,16 +2,14 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from html import escape
-from importlib import resources
 from pathlib import Path
 from statistics import mean
 
 from index.files import write_text
 from training.config import flat_settings
-from training.report.charts import Axes, Line, _curve, _figure, _legend, as_number, as_percent, show_end
-from training.report.page import _POLICY, _table
+from training.report.charts import Axes, Line, as_number, as_percent, draw_curve, draw_figure, draw_legend, show_end
+from training.report.frame import html_page, html_table
 from training.study_file import RunKey
 from training.study_results import History, RunResult
 from training.study_summary import (
@@ -42,7 +40,7 @@ _STATES = {
     "loss": "Loss",
 }
 """What losses report about themselves, with the titles of the charts."""
-_PALETTE = 4
+_PALETTE = 5
 """Colours that the page's style has; more runs get colours from a circle."""
 _GOLDEN_ANGLE = 137.508
 _SHOWN_DIGEST = 8
@@ -60,35 +58,10 @@ def write_study_page(
         "settings": ("Settings", _settings(summary)),
         "runs": ("Runs", _runs(summary, results)),
     }
-    there = {name: (title, text) for name, (title, text) in sections.items() if text}
-    links = "".join(f'<a href="#{name}">{title}</a>' for name, (title, _) in there.items())
-    body = "".join(f'<section id="{name}">{text}</section>' for name, (_, text) in there.items())
-    style = (resources.files("training.report") / "style.css").read_text(encoding="utf-8")
-    made = datetime.now(UTC).strftime("%d %B %Y, %H:%M UTC")
+    title = f"{summary.study.name} · Lookalike study"
+    page = html_page(title, sections, made_by="lookalike study", style=_style(len(summary.runs)))
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(
-        out,
-        f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{escape(summary.study.name)} · Lookalike study</title>
-<style>{style}{_style(len(summary.runs))}</style>
-</head>
-<body>
-<header class="bar"><p class="brand">Lookalike</p><nav aria-label="Parts of the page">{links}</nav></header>
-<main>
-{body}
-</main>
-<footer class="quiet">Made {made} by lookalike study.</footer>
-</body>
-</html>
-""",
-    )
+    write_text(out, page)
 
 
 def _style(runs: int) -> str:
@@ -112,13 +85,13 @@ def _summary(summary: StudySummary) -> str:
     study = summary.study
     remarks = "".join(f"<li>{escape(note)}</li>" for note in notes(summary))
     title, (columns, rows) = difference_title(study), difference_table(summary)
-    differences = f"<p>{escape(title)}.</p>{_wide(_table(columns, rows), title)}" if rows else ""
+    differences = f"<p>{escape(title)}.</p>{_wide(html_table(columns, rows), title)}" if rows else ""
     seeds = ", ".join(map(str, study.seeds))
     return f"""<div><h1>{escape(study.name)}</h1>
 <p class="lead">{len(study.runs)} runs over the seeds {seeds}; differences are to {escape(study.baseline_run)}</p></div>
 {f'<ul class="remarks quiet">{remarks}</ul>' if remarks else ""}
 <p>Percent on the test classes: mean ±deviation over seeds.</p>
-{_wide(_table(*figure_table(summary), "dense"), "Figures of the runs")}
+{_wide(html_table(*figure_table(summary), "dense"), "Figures of the runs")}
 <p class="quiet">{escape(BEST_REMARK)}</p>
 {differences}"""
 
@@ -159,10 +132,10 @@ def _chart(summary: StudySummary, histories: Histories, field: str, title: str, 
         return ""
     axes = Axes([x for x, _ in points], [y for _, y in points], "epoch", show)
     drawn = "".join(f'<path class="line thin c{line.style}" d="{axes.path(line.points)}"/>' for line in thin)
-    drawn = axes.drawn() + drawn + "".join(_curve(axes, line) for line in thick)
+    drawn = axes.drawn() + drawn + "".join(draw_curve(axes, line) for line in thick)
     told = "; ".join(f"{line.name} from {show_end(line, 0, show)} to {show_end(line, -1, show)}" for line in thick)
     note = "" if len(thick) > 1 else f"Only {thick[0].name} has it."
-    return _figure(title, f"{title}: {told}.", drawn, _legend(thick), note=note)
+    return draw_figure(title, f"{title}: {told}.", drawn, draw_legend(thick), note=note)
 
 
 def _points(history: History, field: str) -> list[tuple[float, float]]:
@@ -188,7 +161,7 @@ def _settings(summary: StudySummary) -> str:
     rows = [[run, *(str(config.get(name, _NOTHING)) for name in differing)] for run, config in configs.items()]
     if not differing:
         return ""
-    return f"<h2>Settings that differ</h2>{_wide(_table(['run', *differing], rows), 'Settings that differ')}"
+    return f"<h2>Settings that differ</h2>{_wide(html_table(['run', *differing], rows), 'Settings that differ')}"
 
 
 def _runs(summary: StudySummary, results: Mapping[RunKey, RunResult]) -> str:
@@ -197,7 +170,7 @@ def _runs(summary: StudySummary, results: Mapping[RunKey, RunResult]) -> str:
         return ""
     columns = ["run", *(metric_title(metric) for metric in METRICS), "epoch", "hours", "photos per second"]
     columns += ["processor, threads", "initial weights", "batch order", "settings"]
-    table = _wide(_table(columns, rows, "dense"), "Finished runs")
+    table = _wide(html_table(columns, rows, "dense"), "Finished runs")
     words = "Equal digests of initial weights and batch order within a seed make its runs comparable."
     return f'<h2>Finished runs</h2><p class="words">{words}</p>{table}'
 
