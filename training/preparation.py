@@ -111,7 +111,8 @@ def prepare(
     loss = _loss(config, photos, batches, watcher).to(world.device)
     optimiser = make_optimiser(config.optimiser, model, loss)
     workers = decoding_workers(config.workers, world.device.type, world.local_size)
-    trained: nn.Module = _TrainedPart(model, _features(model, config, stage), half)
+    inputs = _Inputs(config, photos, model, stage, world, workers)
+    trained: nn.Module = _TrainedPart(model, inputs.features(), half)
 
     def examiner(of: Sequence[Photo]) -> Examiner | None:
         frozen = stage if config.cached_views else 0
@@ -125,7 +126,7 @@ def prepare(
         trained=torch.compile(trained) if config.compile else trained,  # type: ignore[arg-type]
         criterion=_over_processes(loss if isinstance(loss, SampleAwareProxyLoss) else _Gathered(loss), world),
         batches=batches,
-        loader=_loader(config, photos, batches, model, stage, out, world, watcher, workers),
+        loader=inputs.loader(batches, out, watcher),
         optimiser=optimiser,
         rate=rate_factor(config, len(batches)),
         scaler=torch.amp.GradScaler(world.device.type, enabled=half is torch.float16),
@@ -173,13 +174,6 @@ def _model(
     return model, stage
 
 
-def _features(model: EmbeddingModel, config: TrainingConfig, stage: int | None) -> Callable[[Tensor], Tensor]:
-    """From what the loader yields to pooled features."""
-    if not config.cached_views:
-        return model.features
-    return Tensor.float if stage is None else partial(model.features_from, stage=stage)
-
-
 class _TrainedPart(nn.Module):
     """What a step runs: the network up to vectors of any length, which each loss normalises as it needs."""
 
@@ -215,58 +209,54 @@ def _over_processes(module: nn.Module, world: World) -> nn.Module:
     return DistributedDataParallel(module, broadcast_buffers=False)
 
 
-def _loader(
-    config: TrainingConfig,
-    photos: Sequence[Photo],
-    batches: Batches,
-    model: EmbeddingModel,
-    stage: int | None,
-    out: Path,
-    world: World,
-    watcher: Watcher,
-    workers: int,
-) -> DataLoader[Any]:
-    """Batches of photos, or of cached activations, which need no decoding."""
-    pin = world.device.type == "cuda"
-    if config.cached_views:
-        cached = _cached(config, photos, model, stage, out, world, watcher, workers)
-        return DataLoader(cached, batch_sampler=batches, pin_memory=pin)
-    decoded = TrainingPhotos(photos, config.preprocessing.input_size, config.augmentation, config.seed)
-    return DataLoader(
-        decoded, batch_sampler=batches, num_workers=workers, pin_memory=pin, persistent_workers=workers > 0
-    )
+@dataclass(frozen=True)
+class _Inputs:
+    """Where the inputs of a step come from: photos that are decoded, or activations that were cached."""
 
+    config: TrainingConfig
+    photos: Sequence[Photo]
+    model: EmbeddingModel
+    stage: int | None
+    """The number of cached stages; None stands for the whole backbone."""
+    world: World
+    workers: int
 
-def _cached(
-    config: TrainingConfig,
-    photos: Sequence[Photo],
-    model: EmbeddingModel,
-    stage: int | None,
-    out: Path,
-    world: World,
-    watcher: Watcher,
-    workers: int,
-) -> CachedFeatures:
-    def activations(pixels: Tensor) -> Tensor:
-        with torch.inference_mode():
-            pixels = pixels.to(world.device)
-            model.eval()
-            return (model.features(pixels) if stage is None else model.activations(pixels, stage)).cpu()
+    def loader(self, batches: Batches, out: Path, watcher: Watcher) -> DataLoader[Any]:
+        config, pin = self.config, self.world.device.type == "cuda"
+        if config.cached_views:
+            return DataLoader(self._cached(out, watcher), batch_sampler=batches, pin_memory=pin)
+        decoded = TrainingPhotos(self.photos, config.preprocessing.input_size, config.augmentation, config.seed)
+        keep = self.workers > 0
+        return DataLoader(
+            decoded, batch_sampler=batches, num_workers=self.workers, pin_memory=pin, persistent_workers=keep
+        )
 
-    name = config.backbone
-    cache = cache_features(
-        photos,
-        activations,
-        views=config.cached_views,
-        side=config.preprocessing.input_size,
-        settings=config.augmentation,
-        seed=config.seed,
-        directory=out.parent / "feature-cache",
-        key=f"{name.name} {name.pooling if stage is None else stage} {_digest(model.backbone)}",
-        workers=workers,
-        on_progress=partial(watcher.busy, "Caching features"),
-    )
-    return CachedFeatures(cache)
+    def _cached(self, out: Path, watcher: Watcher) -> CachedFeatures:
+        config, backbone = self.config, self.config.backbone
+        cache = cache_features(
+            self.photos,
+            self._activations,
+            views=config.cached_views,
+            side=config.preprocessing.input_size,
+            settings=config.augmentation,
+            seed=config.seed,
+            directory=out.parent / "feature-cache",
+            key=f"{backbone.name} {backbone.pooling if self.stage is None else self.stage}"
+            f" {_digest(self.model.backbone)}",
+            workers=self.workers,
+            on_progress=partial(watcher.busy, "Caching features"),
+        )
+        return CachedFeatures(cache)
+
+    def _activations(self, pixels: Tensor) -> Tensor:
+        model, pixels = self.model.eval(), pixels.to(self.world.device)
+        return model.features(pixels) if self.stage is None else model.activations(pixels, self.stage)
+
+    def features(self) -> Callable[[Tensor], Tensor]:
+        """Returns the function from what the loader yields to pooled features."""
+        if not self.config.cached_views:
+            return self.model.features
+        return Tensor.float if self.stage is None else partial(self.model.features_from, stage=self.stage)
 
 
 def _digest(module: nn.Module) -> str:
