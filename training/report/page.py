@@ -94,7 +94,7 @@ def _result(study: Study, spec: str) -> str:
         "Training": f"{counted(config.epochs, 'epoch', 'epochs')}, batches of {config.sampling.batch_size}, "
         f"{config.optimiser.name} at {config.optimiser.learning_rate:g}, {config.schedule.kind}" + _cached_part(config),
         "Kept": f"epoch {chosen['epoch']}, " + _reason(study),
-        "Speed": f"{median(speeds):,.0f} photos a second" if speeds else "no epoch finished",
+        "Speed": f"{median(speeds):,.0f} photos per second" if speeds else "no epoch finished",
         "Page made with": ", ".join(f"{package} {version(package)}" for package in ("lookalike", "torch", "timm")),
     }
     listed = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())

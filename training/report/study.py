@@ -113,7 +113,7 @@ def study_run(run: RunFolder, data: DataSet, on_progress: Progress) -> Study:
 
 
 def _figures(result: dict[str, Any]) -> dict[str, Any]:
-    """A result without what it holds beside the record of the kept epoch."""
+    """Returns the figures of the kept epoch, without what else a result holds."""
     return {name: value for name, value in result.items() if isinstance(value, int | float) and name != "epochs"}
 
 
