@@ -11,7 +11,6 @@ from typing import Any
 import torch
 import yaml
 
-from index.errors import LookalikeError
 from index.files import write_text, written_whole
 from training.backbones import EmbeddingModel
 from training.config import RESUMABLE, TrainingConfig, flat_settings
@@ -20,7 +19,10 @@ from training.errors import TrainingError
 _CONFIG = "config.yaml"
 _CHECKPOINT = "checkpoint.pt"
 _BEST = "best.pt"
+_NEXT_BEST = "next-best-{}.pt"
 _RESULT = "result.json"
+REFIT = "refit"
+"""Folder in a run's folder of its repetition on all products."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,12 @@ class RunFolder:
     def begun(self, config: TrainingConfig, data: str, *, resume: bool) -> Iterator[None]:
         """Starts a run for the time of its preparations.
 
-        Should these find a mistake in the settings, a new run is taken back: the mended command finds its place free.
+        Should these fail, a new run is taken back, so that the corrected command finds its place free.
         """
         new = self.start(config, data, resume=resume)
         try:
             yield
-        except LookalikeError:
+        except Exception:
             if new:
                 (self.path / _CONFIG).unlink()
             raise
@@ -67,6 +69,9 @@ class RunFolder:
         old, new = (flat_settings(of.model_dump(mode="json", exclude=set(RESUMABLE))) for of in (self.config, config))
         changed = [name for name in old | new if old.get(name) != new.get(name)]
         differing = [f"{name}={new.get(name)!r} (was {old.get(name)!r})" for name in changed]
+        trained = self.history()[-1]["epoch"] if (self.path / "metrics.jsonl").is_file() else 0
+        if config.last_epoch < trained:
+            differing.append(f"{config.last_epoch} epochs (trained already: {trained})")
         if self.data != data:
             differing.append(f"--data {data} (was {self.data})")
         if differing:
@@ -95,16 +100,29 @@ class RunFolder:
         """Replaces the checkpoint as a whole: a kill leaves the old one or the new one."""
         with written_whole(self.path / _CHECKPOINT) as temporary:
             torch.save(state, temporary)
+        self._promote_best(state)
 
-    def save_best(self, weights: dict[str, Any]) -> None:
-        """The weights of the epoch that validation likes best so far."""
-        with written_whole(self.path / _BEST) as temporary:
+    def save_best(self, weights: dict[str, Any], epoch: int | None = None) -> None:
+        """Saves the weights that validation chose; those of an `epoch` count once the next checkpoint is written."""
+        with written_whole(self.path / (_BEST if epoch is None else _NEXT_BEST.format(epoch))) as temporary:
             torch.save(weights, temporary)
+
+    def _promote_best(self, checkpoint: dict[str, Any]) -> None:
+        """Lets `best.pt` be of the epoch that the checkpoint names, also after a kill between the two."""
+        chosen = self.path / _NEXT_BEST.format(checkpoint["progress"]["best_epoch"])
+        if chosen.is_file():
+            chosen.replace(self.path / _BEST)
+        for other in self.path.glob(_NEXT_BEST.format("*")):
+            other.unlink()
 
     def load(self) -> dict[str, Any] | None:
         """The newest checkpoint, if one was written."""
         path = self.path / _CHECKPOINT
-        return _loaded(path) if path.is_file() else None
+        if not path.is_file():
+            return None
+        checkpoint = _loaded(path)
+        self._promote_best(checkpoint)
+        return checkpoint
 
     def write_result(self, result: dict[str, Any]) -> None:
         """The chosen model's figures; written last, so its presence tells a finished run."""
@@ -127,7 +145,8 @@ class RunFolder:
     @property
     def is_refit(self) -> bool:
         """Whether the model has learned all classes, so that its figures are those of the run before."""
-        return self.is_finished and "refit" in self.result()
+        inside = self.path.name == REFIT and (self.path.parent / _CONFIG).is_file()
+        return inside or (self.is_finished and "refit" in self.result())
 
     def history(self) -> list[dict[str, Any]]:
         """What was measured so far, epoch by epoch; epoch 0 is the untrained backbone."""

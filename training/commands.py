@@ -68,7 +68,9 @@ def train(
     with TrainingBar(settings) as watcher:
         result = run(settings, photos, out, data, watcher, resume=resume)
     shipped = _refit(out, photos, settings.model_copy(update={"stop_epoch": result["epoch"]})) if refit else out
-    if watcher.first:
+    if watcher.first and not result["epoch"]:
+        typer.echo("No epoch was trained, so there is no model to export.")
+    elif watcher.first:
         typer.echo(f"Epoch {result['epoch']} was kept; export it with: lookalike export {shipped} --out BUNDLE")
         if not refit:
             typer.echo("To train on the products kept for measuring too, repeat the command with --resume --refit.")
@@ -104,8 +106,9 @@ def evaluate(
     report = full_report(vectors, photos, ks, rounds=bootstrap, through_index=index)
     _print_report(report)
     if json_file:
-        bundle = Bundle.load(model).id if is_bundle(model) else None
-        record = {"model": str(model), "bundle": bundle, "data": data, **report, "versions": versions()}
+        card = Bundle.load(model).card if is_bundle(model) else None
+        about = {"bundle": card.id if card else None, "refit": card.refit if card else False}
+        record = {"model": str(model), **about, "data": data, **report, "versions": versions()}
         write_text(json_file, json.dumps(record, indent=2) + "\n")
 
 

@@ -1,19 +1,26 @@
 """The settings of a training run: one validated file, with overrides from the command line."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from index.images import Preprocessing
 from index.items import Frozen
 from training.errors import TrainingError
 
 
-class BackboneSettings(Frozen):
+class Settings(Frozen):
+    """Settings whose numbers are finite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class BackboneSettings(Settings):
     """The network from pixels to vectors."""
 
     name: str = Field(default="efficientnet_lite0", description="a name of docs/backbones.md, or any timm model")
@@ -32,7 +39,7 @@ class BackboneSettings(Frozen):
     )
 
 
-class LossSettings(Frozen):
+class LossSettings(Settings):
     """A loss of the registry and its own settings."""
 
     name: str = "proxy_isa"
@@ -43,7 +50,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-class AugmentationSettings(Frozen):
+class AugmentationSettings(Settings):
     """Random resized crop and horizontal flip as in the paper; everything else is off by default."""
 
     crop_scale: tuple[Share, Share] = Field(default=(0.2, 1.0), description="smallest and largest share of the area")
@@ -65,7 +72,7 @@ class AugmentationSettings(Frozen):
         return self
 
 
-class SamplingSettings(Frozen):
+class SamplingSettings(Settings):
     """How photos are put into batches."""
 
     kind: Literal["auto", "random", "balanced", "power"] = Field(
@@ -92,7 +99,7 @@ class SamplingSettings(Frozen):
         return self
 
 
-class OptimiserSettings(Frozen):
+class OptimiserSettings(Settings):
     """How the weights move; the loss's own parameters (proxies) are a group of their own."""
 
     name: Literal["adam", "adamw", "rmsprop"] = "adamw"
@@ -111,7 +118,7 @@ class OptimiserSettings(Frozen):
     )
 
 
-class ScheduleSettings(Frozen):
+class ScheduleSettings(Settings):
     """How the learning rate changes over a run."""
 
     kind: Literal["constant", "cosine", "step"] = "cosine"
@@ -121,7 +128,7 @@ class ScheduleSettings(Frozen):
     ramp_epochs: float = Field(default=0, ge=0, description="epochs over which the rate rises linearly from zero")
 
 
-class SelectionSettings(Frozen):
+class SelectionSettings(Settings):
     """Which epoch's model is kept: judged on training classes held out for it, never on the test classes."""
 
     validation_share: float = Field(default=0.15, ge=0, lt=1, description="of the training classes; 0 keeps the last")
@@ -144,7 +151,7 @@ class SelectionSettings(Frozen):
         return self.fold is not None or self.validation_share > 0
 
 
-class TrainingConfig(Frozen):
+class TrainingConfig(Settings):
     """Everything that decides a run's result, apart from the photos themselves."""
 
     backbone: BackboneSettings = BackboneSettings()
@@ -159,7 +166,7 @@ class TrainingConfig(Frozen):
     stop_epoch: int | None = Field(
         default=None, ge=0, description="end after this epoch; the schedule still plans for `epochs`"
     )
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     cached_views: int = Field(
         default=0, ge=0, description="train on this many cached augmented views of every photo; 0: on the photos"
     )
@@ -178,6 +185,19 @@ class TrainingConfig(Frozen):
     cudnn_benchmark: bool = Field(default=True, description="let cuDNN time its algorithms and take the fastest")
     tf32: bool = Field(default=True, description="on CUDA: 32-bit products with 19-bit inputs")
     checkpoint_minutes: float = Field(default=10, gt=0, description="between checkpoints within a long epoch")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _completed(cls, raw: Any) -> Any:
+        """Takes the crop and the resize from each other where only one is given, as 224 and 256 are."""
+        rule = raw.get("preprocessing") if isinstance(raw, Mapping) else None
+        if not isinstance(rule, Mapping):
+            return raw
+        given, missing = ("resize", "input_size") if "resize" in rule else ("input_size", "resize")
+        if missing in rule or not isinstance(rule.get(given), int):
+            return raw
+        other = round(rule[given] * (256 / 224 if missing == "resize" else 224 / 256))
+        return {**raw, "preprocessing": {**rule, missing: other}}
 
     @model_validator(mode="after")
     def _cached(self) -> "TrainingConfig":
@@ -213,8 +233,8 @@ def parse_config(raw: Mapping[str, Any]) -> TrainingConfig:
     try:
         return TrainingConfig.model_validate(raw)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors()]
-        raise TrainingError("Bad training settings: " + "; ".join(lines) + ".", "See docs/train.md.") from None
+        problems = explain_errors(error, TrainingConfig)
+        raise TrainingError(f"Bad training settings: {problems}.", "See docs/train.md.") from None
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -242,7 +262,7 @@ def read_preset(name: str) -> dict[str, Any]:
 def _parsed_file(file: Path) -> dict[str, Any]:
     try:
         raw = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise TrainingError(f"{file} is not YAML: {error}.", "Correct the file.") from None
     if not isinstance(raw, dict):
         raise TrainingError(f"{file} holds no settings.", "Write them as `key: value` lines.")
@@ -279,3 +299,35 @@ def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _merged(merged[key], value) if both else value
     return merged
+
+
+def explain_errors(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """Every wrong entry with its place and value, and the name that was probably meant."""
+    lines = []
+    for detail in error.errors():
+        place = tuple(map(str, detail["loc"]))
+        if not place:
+            lines.append(detail["msg"].removeprefix("Value error, "))
+            continue
+        name = prefix + ".".join(place)
+        if detail["type"] == "extra_forbidden":
+            lines.append(f"{name} is not a setting{suggest(place[-1], _field_names(model, place[:-1]))}")
+        elif detail["type"] == "missing":
+            lines.append(f"{name} is missing")
+        else:
+            lines.append(f"{name}={detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}")
+    return "; ".join(lines)
+
+
+def suggest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    """`; did you mean ...?` when a known name is close, else nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _field_names(model: type[BaseModel], place: Sequence[str]) -> list[str]:
+    """The settings at a place of a model."""
+    for part in place:
+        kind = model.model_fields[part].annotation
+        model = next(one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel))
+    return list(model.model_fields)

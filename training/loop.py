@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from training.callbacks import ExperimentCallback
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
 from training.data.checking import check_photos
@@ -19,9 +20,12 @@ from training.data.records import DataSet
 from training.errors import TrainingError
 from training.losses.proxy_loss import ProxyLoss
 from training.optimisation import set_rates
-from training.preparation import Workshop, prepare
+from training.preparation import Workshop, describe_volume, prepare
 from training.recording import Recorder, Watcher
 from training.world import World, joined_world
+
+_SEEDS = 1 << 30
+"""Steps between the random numbers of two seeds."""
 
 Drop = Callable[[list[dict[str, Any]]], str | None]
 """Decides after an epoch, from the history so far, whether the run ends here, and why."""
@@ -82,13 +86,25 @@ def train(
             for remark in data.remarks:
                 watcher.say(remark)
             checkpoint = folder.load()
+            if checkpoint is None and world.share(folder.is_finished):
+                finished: dict[str, Any] = world.share(folder.result() if world.is_first else None)
+                return finished  # a study keeps only the weights of a finished run
             work = prepare(config, data, out, world, watcher, pretrained=checkpoint is None)
+            reports = config.tracker is not None and world.is_first
+            callback = ExperimentCallback(config, out, watcher.say) if reports else None
         progress = Progress(initial=work.initial)
         if checkpoint:
-            work.load_state_dict(checkpoint["work"])
             progress = Progress(**checkpoint["progress"])
+            if progress.initial["photos"] != work.initial["photos"]:
+                raise TrainingError(
+                    f"The photos of {spec} have changed since the run {out} began: its classes may not be the same.",
+                    "Train into another folder with --out, or restore the photos.",
+                )
+            work.load_state_dict(checkpoint["work"])
+        if volume := describe_volume(work):
+            watcher.say(volume)
         first_step = progress.epoch * len(work.batches) + progress.step
-        with Recorder(out, config, first_step=first_step, active=world.is_first, watcher=watcher) as recorder:
+        with Recorder(out, first_step=first_step, active=world.is_first, callback=callback) as recorder:
             return _Training(config, folder, world, work, progress, recorder, watcher, drop).run()
 
 
@@ -138,7 +154,7 @@ class _Training:
             if now - saved > 60 * config.checkpoint_minutes and progress.step % config.optimiser.accumulation == 0:
                 self.save()
                 saved = now
-        if not all(torch.isfinite(parameter).all() for parameter in work.model.parameters()):
+        if not all(torch.isfinite(value).all() for value in work.model.state_dict().values()):
             raise self.diverged(f"a weight of the network is not a number after epoch {progress.epoch + 1}")
 
     def diverged(self, what: str) -> TrainingError:
@@ -152,6 +168,8 @@ class _Training:
         """Runs forward and backward on one batch; every `accumulation` batches, and at the epoch's end, updates."""
         work, progress, settings = self.work, self.progress, self.config.optimiser
         steps, place = len(work.batches), progress.step % settings.accumulation
+        # What a step draws (dropout, miners) follows from its number, so that a resumed run draws the same.
+        torch.manual_seed(self.config.seed * _SEEDS + progress.epoch * steps + progress.step)
         together = min(settings.accumulation, steps - progress.step + place)
         loss = work.criterion(work.network(inputs), labels)
         work.scaler.scale(loss / together).backward()
@@ -217,7 +235,7 @@ class _Training:
         if score is not None and score > self.progress.best_score:
             self.progress.best_score, self.progress.best_epoch = score, self.progress.epoch
             if self.world.is_first:
-                self.folder.save_best(self.work.measured.state_dict())
+                self.folder.save_best(self.work.measured.state_dict(), self.progress.epoch)
 
     def out_of_patience(self) -> bool:
         patience = self.config.selection.patience

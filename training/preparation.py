@@ -1,7 +1,6 @@
 """Everything that a run works with, made from its settings: photos in batches, network, loss, optimiser."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from training.backbones import EmbeddingModel
+from training.checkpoints import REFIT
 from training.config import TrainingConfig
 from training.data.feature_cache import CachedFeatures, cache_features
 from training.data.loading import TrainingPhotos, decoding_workers
@@ -24,8 +24,8 @@ from training.devices import check_device, half_precision, set_precision
 from training.errors import TrainingError
 from training.evaluate import Examiner
 from training.losses.distributed import gather_batch
-from training.losses.hardness import DEFAULT_TAU, volume_for
-from training.losses.registry import learns_from_pairs, make_loss, setting_names
+from training.losses.hardness import HardnessSettings, volume_for
+from training.losses.registry import learns_from_pairs, make_loss, parse_loss_settings, setting_names
 from training.losses.sample_aware import SampleAwareProxyLoss
 from training.optimisation import Factor, MovingAverage, make_optimiser, rate_factor
 from training.recording import Watcher
@@ -54,15 +54,22 @@ class Workshop:
     average: MovingAverage | None
     test: Examiner | None
     validation: Examiner | None
+    photos: tuple[Sequence[Photo], ...]
+    """Those that are learned, that choose the epoch, and that are measured."""
     network: nn.Module = field(init=False)
     """The trained part over all processes."""
     initial: dict[str, str] = field(init=False)
-    """Digests of the initial weights and of the first epoch's batches: equal ones make two runs comparable."""
+    """Digests of the initial weights, of the first epoch's batches and of the photos: equal ones make two runs
+    comparable."""
 
     def __post_init__(self) -> None:
         self._backbone = [parameter for parameter in self.model.backbone.parameters() if parameter.requires_grad]
         self._resting: bool | None = None
-        self.initial = {"weights": _digest(self.model), "batches": _batches_digest(self.batches)}
+        self.initial = {
+            "weights": _digest(self.model),
+            "batches": _text_digest(list(self.batches)),
+            "photos": _text_digest([(p.label, p.path.name, p.box) for part in self.photos for p in part]),
+        }
 
     @property
     def measured(self) -> EmbeddingModel:
@@ -87,13 +94,11 @@ class Workshop:
         return {name: part for name in names if (part := getattr(self, name)) is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        parts = {name: part.state_dict() for name, part in self._parts().items()}
-        return parts | {"random": torch.get_rng_state()}
+        return {name: part.state_dict() for name, part in self._parts().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
-        torch.set_rng_state(state["random"])
 
 
 def prepare(
@@ -108,7 +113,7 @@ def prepare(
     half = half_precision(world.device) if config.mixed_precision else None
     if pretrained:
         check_device(model, config.preprocessing.input_size, world.device, half)
-    loss = _loss(config, photos, batches, watcher).to(world.device)
+    loss = _loss(config, photos, batches).to(world.device)
     optimiser = make_optimiser(config.optimiser, model, loss)
     workers = decoding_workers(config.workers, world.device.type, world.local_size)
     inputs = _Inputs(config, photos, model, stage, world, workers)
@@ -133,6 +138,7 @@ def prepare(
         average=MovingAverage(model, config.optimiser.ema_decay) if config.optimiser.ema_decay else None,
         test=examiner(data.test),
         validation=examiner(held_out),
+        photos=(photos, held_out, data.test),
     )
 
 
@@ -240,7 +246,7 @@ class _Inputs:
             side=config.preprocessing.input_size,
             settings=config.augmentation,
             seed=config.seed,
-            directory=out.parent / "feature-cache",
+            directory=(out.parent.parent if out.name == REFIT else out.parent) / "feature-cache",
             key=f"{backbone.name} {backbone.pooling if self.stage is None else self.stage}"
             f" {_digest(self.model.backbone)}",
             workers=self.workers,
@@ -267,8 +273,8 @@ def _digest(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def _batches_digest(batches: Batches) -> str:
-    return hashlib.sha256(repr(list(batches)).encode()).hexdigest()
+def _text_digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 def _batches(config: TrainingConfig, photos: Sequence[Photo], world: World, watcher: Watcher) -> Batches:
@@ -292,30 +298,37 @@ def _batches(config: TrainingConfig, photos: Sequence[Photo], world: World, watc
     return batches
 
 
-def _loss(config: TrainingConfig, photos: Sequence[Photo], batches: Batches, watcher: Watcher) -> nn.Module:
+def _loss(config: TrainingConfig, photos: Sequence[Photo], batches: Batches) -> nn.Module:
     """The loss, with the facts of the run that its state depends on."""
-    classes = Counter(photo.label for photo in photos)
+    classes = {photo.label for photo in photos}
     known = setting_names(config.loss.name)
-    shown = len(photos) if config.sampling.steps_per_epoch is None else len(batches) * config.sampling.batch_size
-    planned = config.epochs * shown / len(classes)
     facts: dict[str, Any] = {"steps_per_epoch": len(batches), "train_size": len(photos)}
-    tau = config.loss.settings.get("tau", DEFAULT_TAU)
-    if "volume" in known and "volume" not in config.loss.settings and isinstance(tau, int | float) and tau > 0:
-        facts["volume"] = volume_for(planned, tau)
     settings = {name: value for name, value in facts.items() if name in known} | config.loss.settings
-    loss = make_loss(config.loss.name, len(classes), config.backbone.embedding_size, settings)
-    if isinstance(loss, SampleAwareProxyLoss):
-        watcher.say(_volume_remark(loss, planned, set_by_hand="volume" in config.loss.settings))
-    return loss
+    parsed = parse_loss_settings(config.loss.name, settings)
+    if isinstance(parsed, HardnessSettings) and "volume" not in settings:
+        settings["volume"] = volume_for(_planned_samples(config, photos, batches), parsed.tau)
+    return make_loss(config.loss.name, len(classes), config.backbone.embedding_size, settings)
 
 
-def _volume_remark(loss: SampleAwareProxyLoss, planned: float, *, set_by_hand: bool) -> str:
-    settings = loss.hardness.settings
-    needed = settings.half_decay_samples()
-    text = (
-        f"V = {settings.volume:.4g} ({'as set' if set_by_hand else 'from the planned epochs'}): learned positives count"
-        f" half as much after {needed:.0f} of the {planned:.0f} planned samples per class"
-    )
-    if settings.positive_penalty == "sigma" and needed > planned:
-        return f"{text}, which is never: lower loss.settings.volume or train longer."
-    return f"{text} ({needed / planned:.0%})." if planned else f"{text}."
+def describe_volume(work: Workshop) -> str | None:
+    """Says which V a Proxy-ISA loss has and when its decay acts; to be asked once a checkpoint has been loaded."""
+    if not isinstance(work.loss, SampleAwareProxyLoss) or work.loss.hardness.settings.positive_penalty != "sigma":
+        return None
+    settings, planned = work.loss.hardness.settings, _planned_samples(work.config, work.photos[0], work.batches)
+    needed, steps = settings.half_decay_samples(), work.config.epochs * len(work.batches)
+    by_hand = "volume" in work.config.loss.settings
+    text = f"V = {settings.volume:.4g} ({'as set' if by_hand else 'from the planned epochs'})"
+    if settings.first_filter_step >= steps:
+        start = settings.first_filter_step / len(work.batches)
+        return f"{text} never acts: positives are weighed from epoch {start:g} on, counted from 0. Train longer."
+    if needed >= planned:
+        return f"{text} never acts: its half-decay needs {needed:.1f} samples per class, {planned:.0f} are planned."
+    share = f"{needed:.0f} of {planned:.0f} samples per class ({needed / planned:.0%})"
+    return f"{text}: half-decay of learned positives after {share}."
+
+
+def _planned_samples(config: TrainingConfig, photos: Sequence[Photo], batches: Batches) -> float:
+    """How many photos the planned epochs show of a class, on average."""
+    classes = len({photo.label for photo in photos})
+    shown = len(photos) if config.sampling.steps_per_epoch is None else len(batches) * config.sampling.batch_size
+    return config.epochs * shown / classes

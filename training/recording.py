@@ -10,7 +10,6 @@ from torch.utils.tensorboard import SummaryWriter
 
 from index.files import write_text, written_whole
 from training.callbacks import ExperimentCallback
-from training.config import TrainingConfig
 
 SHARES = ("outlier", "informative", "easy", "damped_negatives")
 """What a sample-aware loss reports: its value is no progress signal, these are."""
@@ -36,14 +35,12 @@ class Recorder:
     """Writes a run's records into its folder; of several processes only one is `active`."""
 
     def __init__(
-        self, folder: Path, config: TrainingConfig, *, first_step: int, active: bool, watcher: Watcher
+        self, folder: Path, *, first_step: int, active: bool, callback: ExperimentCallback | None = None
     ) -> None:
         self._folder = folder
-        self._config = config
         self._first_step = first_step
         self._active = active
-        self._watcher = watcher
-        self._callback: ExperimentCallback | None = None
+        self._callback = callback
 
     def __enter__(self) -> "Recorder":
         if self._active:
@@ -51,8 +48,6 @@ class Recorder:
             self._board = SummaryWriter(str(self._folder / "tensorboard"), purge_step=self._first_step)
             self._log = (self._folder / "log.txt").open("a", encoding="utf-8", buffering=1)
             self.say(f"begins at step {self._first_step}")
-            if self._config.tracker:
-                self._callback = ExperimentCallback(self._config, self._folder, self._watcher.say)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

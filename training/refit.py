@@ -8,13 +8,12 @@ same schedule. No product is left to measure it on: its figures are those of the
 from dataclasses import replace
 from typing import Any
 
-from training.checkpoints import RunFolder
+from training.checkpoints import REFIT, RunFolder
+from training.data.checking import check_photos
 from training.data.records import DataSet
 from training.errors import TrainingError
 from training.loop import train
 from training.recording import Watcher
-
-FOLDER = "refit"
 
 
 def refit(first: RunFolder, data: DataSet, watcher: Watcher) -> RunFolder:
@@ -28,10 +27,10 @@ def refit(first: RunFolder, data: DataSet, watcher: Watcher) -> RunFolder:
     config = first.config
     selection = config.selection.model_copy(update={"validation_share": 0.0, "fold": None})
     settings = config.model_copy(update={"selection": selection, "stop_epoch": result["epoch"], "test_every": 0})
-    everything = replace(data, train=(*data.train, *data.test), test=())
+    everything = check_photos(replace(data, train=(*data.train, *data.test), test=(), remarks=()))
     products = len({photo.label for photo in everything.train})
     watcher.say(f"Refit on all {products:,} products for {result['epoch']} epochs; the figures stay the first run's.")
-    run = RunFolder(first.path / FOLDER)
+    run = RunFolder(first.path / REFIT)
     train(settings, everything, run.path, first.data, watcher, resume=True)
     figures: dict[str, Any] = {name: value for name, value in result.items() if name != "epochs"}
     run.write_result(

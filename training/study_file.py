@@ -1,15 +1,14 @@
 """The file of a study: its format, its checks, and the runs that follow from it."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from index.items import Frozen
-from training.config import TrainingConfig, layer_settings, read_preset
+from training.config import TrainingConfig, explain_errors, layer_settings, read_preset, suggest
 from training.errors import TrainingError
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=60)]
@@ -113,13 +112,13 @@ def read_study(file: Path) -> Study:
         raw = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeys)
     except (FileNotFoundError, IsADirectoryError):
         raise TrainingError(f"No study at {file}.", "Give a YAML file, see docs/study.md.") from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise TrainingError(f"{file} is not YAML: {error}.", "Correct the file.") from None
     try:
         study = Study.model_validate(raw)
         study.plan()
     except ValidationError as error:
-        raise TrainingError(f"{file}: {_explain(error, Study)}.", "See docs/study.md.") from None
+        raise TrainingError(f"{file}: {explain_errors(error, Study)}.", "See docs/study.md.") from None
     except TrainingError as error:
         raise TrainingError(f"{file}: {error.problem}", error.remedy) from None
     return study
@@ -141,36 +140,4 @@ def _parse_config(raw: Mapping[str, Any], place: str) -> TrainingConfig:
     try:
         return TrainingConfig.model_validate(raw)
     except ValidationError as error:
-        raise TrainingError(f"{_explain(error, TrainingConfig, f'{place}.')}.", "See docs/train.md.") from None
-
-
-def _explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """Every wrong entry with its place and value, and the name that was probably meant."""
-    lines = []
-    for detail in error.errors():
-        place = tuple(map(str, detail["loc"]))
-        if not place:
-            lines.append(detail["msg"].removeprefix("Value error, "))
-            continue
-        name = prefix + ".".join(place)
-        if detail["type"] == "extra_forbidden":
-            lines.append(f"{name} is not a setting{suggest(place[-1], _field_names(model, place[:-1]))}")
-        elif detail["type"] == "missing":
-            lines.append(f"{name} is missing")
-        else:
-            lines.append(f"{name}={detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}")
-    return "; ".join(lines)
-
-
-def suggest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """`; did you mean ...?` when a known name is close, else nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _field_names(model: type[BaseModel], place: Sequence[str]) -> list[str]:
-    """The settings at a place of a model."""
-    for part in place:
-        kind = model.model_fields[part].annotation
-        model = next(one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel))
-    return list(model.model_fields)
+        raise TrainingError(f"{explain_errors(error, TrainingConfig, f'{place}.')}.", "See docs/train.md.") from None

@@ -14,7 +14,9 @@ def test_overrides_win_over_the_file_and_the_file_over_the_preset(tmp_path: Path
     config = load_config(file, ["epochs=3", "backbone.embedding_size=64"], presets=["sample"])
     assert (config.epochs, config.sampling.batch_size, config.backbone.embedding_size) == (3, 7, 64)
     assert config.preprocessing.input_size == 128, "from the preset"
-    assert config.loss.settings["tau"] == 2 and "volume" in config.loss.settings, "nested settings are merged"
+    assert config.loss.settings == {"tau": 2}
+    merged = load_config(file, [], presets=["cub"]).loss.settings
+    assert merged["tau"] == 2 and "hardness_sensitivity" in merged, "nested settings are merged"
 
 
 def test_another_loss_does_not_inherit_the_presets_settings() -> None:
@@ -27,7 +29,7 @@ def test_another_loss_does_not_inherit_the_presets_settings() -> None:
 def test_every_mistake_is_named_with_its_value(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as caught:
         load_config(None, ["epochs=-1", "optimiser.learning_rate=fast", "nonsense=1"])
-    for part in ("epochs=-1", "optimiser.learning_rate='fast'", "nonsense=1"):
+    for part in ("epochs=-1", "optimiser.learning_rate='fast'", "nonsense is not a setting"):
         assert part in str(caught.value)
 
 
@@ -45,3 +47,15 @@ def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, text: str, mes
     file.write_text(text)
     with pytest.raises(TrainingError, match=message):
         load_config(file, [])
+
+
+def test_crop_and_resize_follow_from_each_other() -> None:
+    assert load_config(None, ["preprocessing.input_size=128"]).preprocessing.resize == 146
+    assert load_config(None, ["preprocessing.resize=256"]).preprocessing.input_size == 224
+    assert load_config(None, ["preprocessing={resize: 100, input_size: 96}"]).preprocessing.resize == 100
+
+
+@pytest.mark.parametrize("override", ["optimiser.weight_decay=.inf", "seed=99999999999999999999", "epoch=3"])
+def test_numbers_out_of_range_and_misspelt_settings_are_refused(override: str) -> None:
+    with pytest.raises(TrainingError, match=override.partition("=")[0]):
+        load_config(None, [override])

@@ -74,7 +74,7 @@ def run(data: DataSet, config: TrainingConfig, tmp_path_factory: pytest.TempPath
     train(config, data, out, "folder:photos", watcher)
     assert watcher.epochs == [0, 1, 2]
     assert len(watcher.steps) == 2 * (len(data.train) // 8)
-    assert any("volume" in text for text in watcher.said), "the decay would never begin in so short a run: told"
+    assert any("never acts" in text for text in watcher.said), "the decay does not begin in so short a run"
     return RunFolder(out)
 
 
@@ -201,6 +201,45 @@ def test_a_run_keeps_its_volume_when_it_continues_for_longer(data: DataSet, tmp_
         assert state
         volumes.append(state["work"]["loss"]["hardness._extra_state"]["volume"])
     assert volumes[0] == volumes[1]
+
+
+def test_fewer_epochs_than_trained_are_refused(run: RunFolder, data: DataSet, config: TrainingConfig) -> None:
+    shorter = config.model_copy(update={"epochs": 1})
+    with pytest.raises(TrainingError, match=r"1 epochs \(trained already: 2\)"):
+        train(shorter, data, run.path, "folder:photos", Silent(), resume=True)
+
+
+def test_a_run_is_not_continued_on_other_photos(config: TrainingConfig, tmp_path: Path) -> None:
+    """With a class renamed the split moves: classes that were learned would be measured."""
+    photos = write_tiny_folder(tmp_path / "photos")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, load_data(f"folder:{photos}"), tmp_path / "run", "folder:photos", Silent(stop_after_epoch=2))
+    (photos / "purple").rename(photos / "aubergine")
+    with pytest.raises(TrainingError, match="have changed since the run"):
+        train(config, load_data(f"folder:{photos}"), tmp_path / "run", "folder:photos", Silent(), resume=True)
+
+
+def test_a_loss_that_draws_random_numbers_resumes_to_the_same_weights(data: DataSet, tmp_path: Path) -> None:
+    """Also when the activations were cached by an earlier run."""
+    config = load_config(None, [*SMALL, "loss.name=margin", "cached_views=2", "cached_stage=-1", "epochs=3"])
+    often = config.model_copy(update={"checkpoint_minutes": 1e-9})
+    with pytest.raises(KeyboardInterrupt):
+        train(often, data, tmp_path / "killed", "folder:photos", Silent(stop_after_step=(1, 1)))
+    train(often, data, tmp_path / "killed", "folder:photos", Silent(), resume=True)
+    train(config, data, tmp_path / "whole", "folder:photos", Silent())
+    assert same_weights(RunFolder(tmp_path / "killed"), RunFolder(tmp_path / "whole"))
+
+
+def test_the_best_weights_are_those_of_the_epoch_that_the_checkpoint_names(run: RunFolder, tmp_path: Path) -> None:
+    folder, weights = RunFolder(tmp_path), run.model().state_dict()
+    first, second = ({name: value + epoch for name, value in weights.items()} for epoch in (1, 2))
+    folder.save_best(first, epoch=1)
+    folder.save({"progress": {"best_epoch": 1}})
+    folder.save_best(second, epoch=2)  # killed before its checkpoint
+    assert folder.load() is not None
+    assert [path.name for path in tmp_path.glob("*best*")] == ["best.pt"]
+    kept = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert all(torch.equal(kept[name], first[name]) for name in first)
 
 
 def test_a_run_that_diverges_ends_with_the_step_and_the_remedy(data: DataSet, tmp_path: Path) -> None:

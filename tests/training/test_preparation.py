@@ -12,7 +12,7 @@ from training.data.photos import DataSet, load_data
 from training.data.sampling import BalancedBatches, RandomBatches
 from training.errors import TrainingError
 from training.losses.sample_aware import SampleAwareProxyLoss
-from training.preparation import Workshop, prepare
+from training.preparation import Workshop, describe_volume, prepare
 from training.world import World
 
 BASE = [
@@ -80,20 +80,31 @@ def test_few_pairs_in_random_batches_are_reported_for_losses_on_pairs(data: Data
 
 
 def test_the_volume_follows_from_the_planned_samples_and_is_reported(data: DataSet, tmp_path: Path) -> None:
-    watcher = Silent()
-    loss = workshop(data, tmp_path, "epochs=400", watcher=watcher).loss
+    work = workshop(data, tmp_path, "epochs=400")
+    loss = work.loss
     assert isinstance(loss, SampleAwareProxyLoss)
     planned = 400 * len(data.train) / len({photo.label for photo in data.train})
     assert 0.07 <= loss.hardness.settings.half_decay_samples() / planned <= 0.10
-    assert any(f"V = {loss.hardness.settings.volume:.4g}" in text for text in watcher.said)
+    remark = describe_volume(work)
+    assert remark and f"V = {loss.hardness.settings.volume:.4g} (from the planned epochs): half-decay" in remark
     set_by_hand = workshop(data, tmp_path, "epochs=400", "loss.settings.volume=33").loss
     assert isinstance(set_by_hand, SampleAwareProxyLoss) and set_by_hand.hardness.settings.volume == 33
 
 
-def test_a_volume_that_never_acts_is_reported(data: DataSet, tmp_path: Path) -> None:
-    watcher = Silent()
-    workshop(data, tmp_path, "epochs=3", "loss.settings.volume=100", watcher=watcher)
-    assert any("never: lower loss.settings.volume" in text for text in watcher.said)
+@pytest.mark.parametrize(
+    ("overrides", "remark"),
+    [
+        (["epochs=20", "loss.settings.volume=100"], "never acts: its half-decay needs 417"),
+        (["epochs=3", "loss.settings.volume=5"], "never acts: positives are weighed from epoch 3 on"),
+        (["epochs=20", "loss.settings.positive_penalty=none"], None),
+        (["epochs=20", "loss.name=proxy_anchor"], None),
+    ],
+)
+def test_a_volume_that_never_acts_is_reported(
+    data: DataSet, tmp_path: Path, overrides: list[str], remark: str | None
+) -> None:
+    said = describe_volume(workshop(data, tmp_path, *overrides))
+    assert said is None if remark is None else said is not None and remark in said
 
 
 def test_equal_seeds_share_weights_and_batches_whatever_the_loss(data: DataSet, tmp_path: Path) -> None:

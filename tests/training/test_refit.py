@@ -64,6 +64,15 @@ def test_a_refitted_run_is_not_measured_on_what_it_learned(place: Path) -> None:
         assert refused.returncode == 1 and "has learned every class" in refused.stderr, verb
 
 
+def test_an_unreadable_photo_is_left_out_of_the_refit_too(tmp_path: Path) -> None:
+    photos = write_tiny_folder(tmp_path / "photos")
+    (photos / "red" / "0.jpg").write_bytes(b"not a photo")
+    settings = [part for setting in (*SETTINGS, "epochs=1") for part in ("--set", setting)]
+    done = lookalike("train", "--data", f"folder:{photos}", "--out", tmp_path / "run", "--refit", *settings)
+    assert done.returncode == 0, done.stderr
+    assert RunFolder(tmp_path / "run" / "refit").result()["refit"]["photos"] == 4 * len(COLOURS) - 1
+
+
 def test_a_finished_refit_is_not_trained_again(place: Path) -> None:
     checkpoint = place / "run" / "refit" / "checkpoint.pt"
     before = checkpoint.stat().st_mtime_ns

@@ -50,7 +50,7 @@ def check_photos(data: DataSet, *, cache: Path | None = None, on_progress: Progr
             test=tuple(photo for photo in data.test if photo not in bad),
             remarks=(*data.remarks, *remarks),
         )
-        return usable(kept)
+        return usable(kept) if data.test else kept
     except TrainingError as error:
         raise TrainingError(f"{error.problem} {' '.join(remarks)}", error.remedy) from None
 

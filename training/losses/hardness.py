@@ -25,7 +25,7 @@ REBUILD_EVERY = 2_000
 class HardnessSettings(BaseModel):
     """When and how strongly the adaptive weights act; the defaults are the paper's."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     volume: float = Field(default=100.0, gt=1, description="V, upper bound of the effective number")
     hardness_scale: float = Field(default=0.15, gt=0, description="h, scales the class hardness")

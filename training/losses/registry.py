@@ -40,6 +40,11 @@ def setting_names(name: str) -> list[str]:
     return list(_entry(name)[0].model_fields)
 
 
+def parse_loss_settings(name: str, settings: Mapping[str, Any]) -> BaseModel:
+    """The validated settings of loss `name`."""
+    return parse_settings(_entry(name)[0], name, None, settings)
+
+
 def make_loss(name: str, num_classes: int, embedding_size: int, settings: Mapping[str, Any]) -> nn.Module:
     """The loss `name`, called as `loss(embeddings, labels)`; its learnable parts are its `parameters()`."""
     model, build = _entry(name)

@@ -76,7 +76,10 @@ def study_run(run: RunFolder, data: DataSet, on_progress: Progress) -> Study:
     """Embeds the test photos with the kept model, and training photos with the model that the proxies belong to."""
     config, model, checkpoint = run.config, run.model(), run.load()
     if checkpoint is None:
-        raise TrainingError(f"{run.path} has lost its checkpoint.", "Train it again with `lookalike train`.")
+        raise TrainingError(
+            f"{run.path} has no checkpoint; a study deletes those of finished runs.",
+            "Run the study with --keep-checkpoints, or train the run again with `lookalike train`.",
+        )
     progress, loss_state = checkpoint["progress"], checkpoint["work"]["loss"]
     labels = [photo.label for photo in data.test]
     vectors = _embedded(model, config, data.test, "Embedding the test photos", on_progress)
