@@ -27,7 +27,7 @@ class Demo:
 
     directory: Path
     quick: bool = False
-    """A smaller shop and fewer epochs: the same path in a minute, with weaker figures."""
+    """A smaller shop: the same path in a minute, with weaker figures."""
 
     @property
     def shop(self) -> Path:
@@ -61,7 +61,7 @@ class Demo:
     @property
     def config(self) -> TrainingConfig:
         """The preset of the sample shop: Proxy-ISA on Lite0, small enough for two CPU cores."""
-        return load_config(None, ["epochs=2"] if self.quick else [], presets=["sample"])
+        return load_config(None, [], presets=["sample"])
 
     def train(self, data: DataSet, watcher: Watcher) -> None:
         """Trains the embedder, or goes on with an interrupted run."""

@@ -101,8 +101,6 @@ def train(
                     "Train into another folder with --out, or restore the photos.",
                 )
             work.load_state_dict(checkpoint["work"])
-        if volume := describe_volume(work):
-            watcher.say(volume)
         first_step = progress.epoch * len(work.batches) + progress.step
         with Recorder(out, first_step=first_step, active=world.is_first, callback=callback) as recorder:
             return _Training(config, folder, world, work, progress, recorder, watcher, drop).run()
@@ -125,9 +123,11 @@ class _Training:
 
     def run(self) -> dict[str, Any]:
         progress = self.progress
+        if self.has_epochs_left() and (volume := describe_volume(self.work)):
+            self.watcher.say(volume)
         if not progress.history:
             self.measure({"epoch": 0})
-        while progress.epoch < self.config.last_epoch and not self.out_of_patience() and not progress.dropped:
+        while self.has_epochs_left():
             self.train_epoch()
             self.measure(progress.finish_epoch())
             self.select()
@@ -236,6 +236,10 @@ class _Training:
             self.progress.best_score, self.progress.best_epoch = score, self.progress.epoch
             if self.world.is_first:
                 self.folder.save_best(self.work.measured.state_dict(), self.progress.epoch)
+
+    def has_epochs_left(self) -> bool:
+        progress = self.progress
+        return progress.epoch < self.config.last_epoch and not self.out_of_patience() and not progress.dropped
 
     def out_of_patience(self) -> bool:
         patience = self.config.selection.patience

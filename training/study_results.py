@@ -24,7 +24,7 @@ class Initial(Frozen):
 
     weights: str = Field(description="of the model before its first step")
     batches: str = Field(description="of the first epoch's batches in their order")
-    photos: str = Field(description="of those that are learned, held out and measured")
+    photos: str = Field(default="", description="of those that are learned, held out and measured")
 
 
 class RunResult(Frozen):

@@ -309,7 +309,7 @@ def result_of(run: str, seed: int, chosen: float, weights: str = "w") -> RunResu
         dropped=None,
         seconds=1,
         photos_per_second=1,
-        initial=Initial(weights=f"{weights}{seed}", batches=f"b{seed}", photos="p"),
+        initial=Initial(weights=f"{weights}{seed}", batches=f"b{seed}"),
         versions={},
         processor="x",
         threads=1,
