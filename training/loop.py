@@ -47,7 +47,7 @@ class Progress:
     best_score: float = -1.0
     """Of the best epoch on the validation classes."""
     initial: dict[str, str] = field(default_factory=dict)
-    """Digests of the weights and batches that the run began with."""
+    """Digests of the weights, batches and photos that the run began with."""
     dropped: str | None = None
     """Why the run ended before its last epoch, if a rule ended it."""
 
