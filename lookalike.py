@@ -11,12 +11,12 @@ from typing import Annotated
 
 import typer
 
-import index.commands
-import index.gallery_commands
-import service.commands
-import service.key_commands
-import training.commands
-import training.study_commands
+import index.cli.gallery
+import index.cli.ingest
+import service.auth.cli
+import service.cli
+import training.cli
+import training.study.cli
 from index.errors import LookalikeError
 
 app = typer.Typer(
@@ -26,19 +26,19 @@ app = typer.Typer(
     add_completion=False,
 )
 for verb in (
-    training.commands.train,
-    training.commands.evaluate,
-    training.commands.export,
-    training.commands.report,
-    training.study_commands.study,
-    index.commands.reindex,
-    index.commands.jobs,
-    index.commands.search,
+    training.cli.train,
+    training.cli.evaluate,
+    training.cli.export,
+    training.cli.report,
+    training.study.cli.study,
+    index.cli.ingest.reindex,
+    index.cli.ingest.jobs,
+    index.cli.ingest.search,
 ):
     app.command(no_args_is_help=True)(verb)
-app.command()(service.commands.serve)  # its settings may all come from variables
-app.add_typer(index.gallery_commands.app, name="gallery")
-app.add_typer(service.key_commands.app, name="keys")
+app.command()(service.cli.serve)  # its settings may all come from variables
+app.add_typer(index.cli.gallery.app, name="gallery")
+app.add_typer(service.auth.cli.app, name="keys")
 
 
 def _tell_version(asked: bool) -> None:
@@ -69,9 +69,9 @@ def demo(
 
     Example: lookalike demo --no-serve --dir /tmp/shop
     """
-    training.commands.prepare_demo(directory, quick=quick)
+    training.cli.prepare_demo(directory, quick=quick)
     if serve:
-        service.commands.serve_demo(directory, host=host, port=port)
+        service.cli.serve_demo(directory, host=host, port=port)
 
 
 def main() -> None:

@@ -24,15 +24,15 @@ from _table import Row, make_row, print_table, write_json
 from embed import untrained_run
 from PIL import Image
 
-from index.bundle import Bundle
-from index.embedder import Embedder
-from index.engines import faiss
-from index.images import decode, load_pixels
-from index.reindex import run_reindex
-from index.sources import Source
+from index._util.imports import faiss
+from index.embedding.bundle import Bundle
+from index.embedding.embedder import Embedder
+from index.embedding.images import decode, load_pixels
+from index.ingest.pipeline import run_reindex
+from index.ingest.sources import Source
 from training.backbones import EmbeddingModel
 from training.config import TrainingConfig
-from training.data.photos import shop_data
+from training.data.registry import shop_data
 from training.data.sample_shop import write_shop
 from training.export import export_run
 

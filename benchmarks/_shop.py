@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from index.engines import faiss as engine
-from index.filters import Filter
-from index.items import Attribute, Item, NewImage
+from index._util.imports import faiss as engine
+from index.gallery.filters import Filter
+from index.gallery.types import Attribute, Item, NewImage
 
 faiss: Any = engine()
 """Untyped, as what it declares of itself is not what it has."""

@@ -13,7 +13,7 @@ from _peers import LADDER, Contender, Peer
 from _shop import Case, recall
 from numpy.typing import NDArray
 
-from index.cores import usable_cores
+from index._util.system import usable_cores
 
 THREADS = max(2, usable_cores())
 

@@ -23,14 +23,14 @@ from _table import Row, make_row, print_table, write_json
 from numpy.typing import NDArray
 from PIL import Image
 
-from index.cores import usable_cores
-from index.embedder import Embedder
-from index.images import decode, load_pixels
+from index._util.system import usable_cores
+from index.embedding.embedder import Embedder
+from index.embedding.images import decode, load_pixels
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
-from training.commands import TrainingBar
+from training.cli import TrainingBar
 from training.config import TrainingConfig, load_config
-from training.data.photos import DataSet, default_shop, shop_data
+from training.data.registry import DataSet, default_shop, shop_data
 from training.data.sample_shop import write_shop
 from training.export import LARGEST_LOSS, export_reduced, export_run
 from training.loop import train

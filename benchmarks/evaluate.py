@@ -18,7 +18,7 @@ from _table import Row, make_row, print_table, write_json
 from numpy.typing import NDArray
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
-from index.metrics import retrieval_metrics
+from index.evaluation.metrics import retrieval_metrics
 
 SIZE = 512
 FULL, QUICK, SMALL = (60_502, 11_316), (12_000, 2_244), (4_000, 748)

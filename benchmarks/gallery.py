@@ -28,11 +28,11 @@ from _shop import TOP, Case, Choice, Kind, Shop, embedded_shop, faiss, filtered_
 from _table import Row, make_row, print_table, write_json
 from _timing import THREADS, Process, latencies, rates, recall_of, search_turn, tuned
 
-from index.arrays import open_arrays
-from index.compaction import GENERATIONS
 from index.gallery import Gallery, open_gallery
-from index.generations import INDEX_FILE, RECORDS_FILE
-from index.items import Found
+from index.gallery.types import Found
+from index.gallery.vectors.faiss.arrays import open_arrays
+from index.gallery.vectors.faiss.compaction import GENERATIONS
+from index.gallery.vectors.faiss.generation import INDEX_FILE, RECORDS_FILE
 
 FULL, QUICK = (512, [100_000, 1_000_000]), (64, [25_000])
 """Dimensions and counts of vectors."""
@@ -306,7 +306,9 @@ class Benchmark:
                     pace = float(writer.communicate()[0])  # a writer that failed has printed none
                 pending = gallery.stats().pending
                 before = latencies(ours, cases, seconds=self._effort.quiet_seconds)
-                with subprocess.Popen([sys.executable, "-m", "index.compaction", copy], text=True) as compactor:
+                with subprocess.Popen(
+                    [sys.executable, "-m", "index.gallery.vectors.faiss.compaction", copy], text=True
+                ) as compactor:
                     compacting = latencies(ours, cases, compactor)
                 # A large generation is checked byte by byte, beside the searches, before it is theirs.
                 end = time.perf_counter() + 60

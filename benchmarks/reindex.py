@@ -24,15 +24,15 @@ from _table import Row, make_row, print_table, write_json
 from embed import untrained_run
 from PIL import Image
 
-from index.bundle import Bundle
-from index.embedder import Embedder
-from index.images import decode
-from index.jobs import JobRecord
-from index.reindex import run_reindex
-from index.sources import Source
+from index.embedding.bundle import Bundle
+from index.embedding.embedder import Embedder
+from index.embedding.images import decode
+from index.gallery.jobs import JobRecord
+from index.ingest.pipeline import run_reindex
+from index.ingest.sources import Source
 from training.backbones import EmbeddingModel
 from training.config import TrainingConfig
-from training.data.photos import DataSet, default_shop, shop_data
+from training.data.registry import DataSet, default_shop, shop_data
 from training.data.sample_shop import write_shop
 from training.export import export_run
 
@@ -40,9 +40,9 @@ ENLARGED = (640, 640)
 PEAK = """
 import re, sys
 from pathlib import Path
-from index.bundle import Bundle
-from index.reindex import run_reindex
-from index.sources import Source
+from index.embedding.bundle import Bundle
+from index.ingest.pipeline import run_reindex
+from index.ingest.sources import Source
 
 table, gallery, bundle = sys.argv[1:]
 run_reindex(Source([table]), gallery=gallery, bundle=Bundle.load(bundle), rejects_file=Path(gallery + ".rejects.csv"))

@@ -23,10 +23,10 @@ from _table import Row, make_row, print_table, write_json
 from _train_peers import PlainLoopProcess, Plan, plain_loop
 from PIL import Image, ImageDraw
 
-from index.cores import usable_cores
+from index._util.system import usable_cores
 from training.config import TrainingConfig, parse_config
-from training.data.loading import decoding_workers
-from training.data.photos import DataSet, Photo
+from training.data.registry import DataSet, Photo
+from training.data.torch_datasets import decoding_workers
 from training.loop import train
 
 MODEL = "tf_efficientnet_lite0"

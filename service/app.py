@@ -13,14 +13,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
 from service import problems
-from service.backend import Backend, opened
-from service.draining import draining
-from service.item_schemas import GivenImage
 from service.middleware import BodyLimit, RequestContext
+from service.observability.metrics import Telemetry
+from service.observability.tracing import Tracing
 from service.routes import items, jobs, media, search, status
+from service.schemas.items import GivenImage
+from service.server.shutdown import draining
 from service.settings import Settings
-from service.telemetry import Telemetry
-from service.tracing import Tracing
+from service.state import Backend, opened
 
 WEB = Path(str(files("service").joinpath("web")))
 

@@ -10,11 +10,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.logs import log_request
-from service.logs import request_id as request_in_work
+from service.observability.logging import log_request
+from service.observability.logging import request_id as request_in_work
+from service.observability.metrics import Telemetry
 from service.problems import BODY_TOO_LARGE, BODY_TOO_SLOW, HOST_UNKNOWN, INTERNAL, OVERLOADED, ProblemError, answer
-from service.telemetry import Telemetry
-from service.walking import ClientLeft
+from service.search_pipeline import ClientLeft
 
 log = logging.getLogger(__name__)
 

@@ -12,17 +12,17 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
-from index.bundle import BundleError
-from index.catalogue import VersionConflict
+from index.embedding.bundle import BundleError
+from index.embedding.images import ImageError
 from index.errors import LookalikeError
-from index.filters import FilterError
 from index.gallery import BundleMismatch, ItemMissing
-from index.images import ImageError
-from index.jobs import JobMissing
-from index.searching import SearchError
-from service.batching import Overloaded
-from service.fetching import FetchError
-from service.models import NotReady
+from index.gallery.filters import FilterError
+from index.gallery.jobs import JobMissing
+from index.gallery.search import SearchError
+from index.gallery.store.sqlite import VersionConflict
+from service.inference import Overloaded
+from service.live_model import NotReady
+from service.url_fetcher import FetchError
 
 MEDIA_TYPE = "application/problem+json"
 

@@ -15,9 +15,9 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from index.embedding.images import DEFAULT_LIMITS, ImageLimits
 from index.errors import LookalikeError
-from index.images import DEFAULT_LIMITS, ImageLimits
-from service.fetching import Pattern
+from service.url_fetcher import Pattern
 
 PREFIX = "LOOKALIKE_"
 FILE_VARIABLE = f"{PREFIX}CONFIG"

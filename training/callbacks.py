@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from index.files import write_text
+from index._util.files import write_text
 from training.config import TrainingConfig, flat_settings
 from training.errors import TrainingError
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 
-from index.files import write_text, written_whole
+from index._util.files import write_text, written_whole
 from training.backbones import EmbeddingModel
 from training.config import RESUMABLE, TrainingConfig, flat_settings
 from training.errors import TrainingError

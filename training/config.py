@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from index.images import Preprocessing
-from index.items import Frozen
+from index._util.models import Frozen
+from index.embedding.images import Preprocessing
 from training.errors import TrainingError
 
 

@@ -5,18 +5,18 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from index.bundle import Bundle
-from index.files import written_whole
-from index.jobs import JobRecord
-from index.reindex import run_reindex
-from index.sources import Source
+from index._util.files import written_whole
+from index.embedding.bundle import Bundle
+from index.gallery.jobs import JobRecord
+from index.ingest.pipeline import run_reindex
+from index.ingest.sources import Source
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
-from training.data.photos import DataSet, Progress, shop_data
+from training.data.registry import DataSet, Progress, shop_data
 from training.data.sample_shop import ShopPhoto, read_shop, write_shop
 from training.export import export_run
 from training.loop import train
-from training.recording import Watcher
+from training.run_log import Watcher
 
 _COLUMNS = ("item_id", "image", "title", "category", "colour", "pattern", "brand", "price")
 

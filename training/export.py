@@ -15,16 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from index.bundle import CARD_FILE, MODEL_FILE, Bundle, write_card
-from index.embedder import Embedder
-from index.files import beside, fsync_directory
+from index._util.files import beside, fsync_directory
+from index.embedding.bundle import CARD_FILE, MODEL_FILE, Bundle, write_card
+from index.embedding.embedder import Embedder
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
-from training.data.loading import MeasuredPhotos
-from training.data.photos import DataSet, Photo
+from training.data.registry import DataSet, Photo
+from training.data.torch_datasets import MeasuredPhotos
 from training.errors import TrainingError
-from training.evaluate import Embed, Progress, embed_photos, measure, torch_embedder
-from training.precisions import Reduced, reduce_model
+from training.evaluation import Embed, Progress, embed_photos, measure, torch_embedder
+from training.quantization import Reduced, reduce_model
 
 LOWEST_COSINE = 0.9999
 """Between a photo's vectors from PyTorch and from ONNX Runtime."""

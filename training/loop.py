@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from training.callbacks import ExperimentCallback
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
-from training.data.checking import check_photos
-from training.data.records import DataSet
+from training.data.dataset import DataSet
+from training.data.validation import check_photos
+from training.distributed import World, joined_world
 from training.errors import TrainingError
-from training.losses.proxy_loss import ProxyLoss
-from training.optimisation import set_rates
-from training.preparation import Workshop, describe_volume, prepare
-from training.recording import Recorder, Watcher
-from training.world import World, joined_world
+from training.losses.base import ProxyLoss
+from training.optimizers import set_rates
+from training.run_log import Recorder, Watcher
+from training.setup import Workshop, describe_volume, prepare
 
 _SEEDS = 1 << 30
 """Steps between the random numbers of two seeds."""

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index.files import write_text
-from index.metrics import KS, unit_vectors
+from index._util.files import write_text
+from index.evaluation.metrics import KS, unit_vectors
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
-from training.data.checking import check_photos
-from training.data.records import DataSet, Photo, fold_out
+from training.data.dataset import DataSet, Photo, fold_out
+from training.data.validation import check_photos
+from training.distributed import joined_world
 from training.errors import TrainingError
-from training.evaluate import embed_photos, full_report, load_model, versions
+from training.evaluation import embed_photos, full_report, load_model, versions
 from training.loop import train
-from training.recording import Watcher
-from training.world import joined_world
+from training.run_log import Watcher
 
 FOLDS = 4
 RESULT = "folds.json"

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from training.checkpoints import REFIT, RunFolder
-from training.data.checking import check_photos
-from training.data.records import DataSet
+from training.data.dataset import DataSet
+from training.data.validation import check_photos
 from training.errors import TrainingError
 from training.loop import train
-from training.recording import Watcher
+from training.run_log import Watcher
 
 
 def refit(first: RunFolder, data: DataSet, watcher: Watcher) -> RunFolder:

@@ -12,22 +12,10 @@ from pydantic_core import from_json
 from starlette.routing import Match
 from starlette.types import Scope
 
-from index.filters import Filter
-from index.items import Item, StoredItem
-from service.access import MaySearch, MayWrite
-from service.backend import Backend, Serving
-from service.item_schemas import (
-    MAX_ID_LENGTH,
-    FacetsAnswer,
-    ItemAnswer,
-    ItemBody,
-    ItemPatch,
-    ItemsAnswer,
-    PhotoBody,
-    read_item,
-    read_patch,
-    read_photo,
-)
+from index.gallery.filters import Filter
+from index.gallery.types import Item, StoredItem
+from service.auth.dependencies import MaySearch, MayWrite
+from service.item_writer import Conditions, conditions, in_thread, missing, remove, store, tag_of
 from service.problems import (
     ACCESS,
     BODIES,
@@ -45,8 +33,20 @@ from service.problems import (
     ProblemError,
     documented,
 )
-from service.schemas import shown
-from service.storing import Conditions, conditions, in_thread, missing, remove, store, tag_of
+from service.schemas.items import (
+    MAX_ID_LENGTH,
+    FacetsAnswer,
+    ItemAnswer,
+    ItemBody,
+    ItemPatch,
+    ItemsAnswer,
+    PhotoBody,
+    read_item,
+    read_patch,
+    read_photo,
+)
+from service.schemas.search import shown
+from service.state import Backend, Serving
 
 
 class _AsSent(APIRoute):

@@ -10,12 +10,12 @@ import anyio
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from index.bundle import Bundle
+from index.embedding.bundle import Bundle
 from index.errors import LookalikeError
-from index.jobs import JobMissing, JobRecord, opened_jobs
-from service.access import MayAdmin
-from service.asking import read_json
-from service.backend import Backend, Serving
+from index.gallery.jobs import JobMissing, JobRecord, opened_jobs
+from service.auth.dependencies import MayAdmin
+from service.item_writer import in_thread
+from service.job_runner import JobRunning, start_job
 from service.problems import (
     ACCESS,
     BODIES,
@@ -28,9 +28,9 @@ from service.problems import (
     ProblemError,
     documented,
 )
-from service.running import JobRunning, start_job
-from service.schemas import JobBody, JobsAnswer, JobStatus, shown
-from service.storing import in_thread
+from service.requests import read_json
+from service.schemas.search import JobBody, JobsAnswer, JobStatus, shown
+from service.state import Backend, Serving
 
 router = APIRouter(tags=["jobs"], dependencies=[MayAdmin])
 

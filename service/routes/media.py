@@ -7,9 +7,9 @@ from urllib.parse import quote
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import FileResponse
 
-from service.backend import PHOTO_TYPES, Serving
 from service.problems import INVALID, NOT_FOUND, ProblemError, documented
-from service.schemas import Example, Examples, shown
+from service.schemas.search import Example, Examples, shown
+from service.state import PHOTO_TYPES, Serving
 
 router = APIRouter(tags=["pictures"])
 

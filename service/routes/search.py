@@ -11,11 +11,9 @@ import numpy as np
 from fastapi import APIRouter, Request
 from numpy.typing import NDArray
 
-from index.filters import Filter
-from index.items import Found, Hit
-from service.access import MaySearch
-from service.asking import Asked, Options, SearchBody, read_asked, read_json
-from service.backend import Backend, Serving
+from index.gallery.filters import Filter
+from index.gallery.types import Found, Hit
+from service.auth.dependencies import MaySearch
 from service.problems import (
     ACCESS,
     BODIES,
@@ -32,8 +30,10 @@ from service.problems import (
     URL_OFF,
     documented,
 )
-from service.schemas import BatchAnswer, BatchBody, Match, MatchedImage, SearchAnswer, shown
-from service.walking import find_photo, milliseconds, photo_bytes, while_connected
+from service.requests import Asked, Options, SearchBody, read_asked, read_json
+from service.schemas.search import BatchAnswer, BatchBody, Match, MatchedImage, SearchAnswer, shown
+from service.search_pipeline import find_photo, milliseconds, photo_bytes, while_connected
+from service.state import Backend, Serving
 
 router = APIRouter(tags=["search"], dependencies=[MaySearch])
 

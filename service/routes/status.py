@@ -7,12 +7,12 @@ from pathlib import Path
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
-from index.bundle import BundleCard
-from index.jobs import JobRecord, opened_jobs
-from service.access import MaySearch
-from service.backend import Serving
+from index.embedding.bundle import BundleCard
+from index.gallery.jobs import JobRecord, opened_jobs
+from service.auth.dependencies import MaySearch
 from service.problems import ACCESS, NOT_READY, ProblemError, documented
-from service.schemas import BundleStatus, GalleryStatus, Health, Limits, Status, shown
+from service.schemas.search import BundleStatus, GalleryStatus, Health, Limits, Status, shown
+from service.state import Serving
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from index.jobs import opened_jobs
+from index.gallery.jobs import opened_jobs
 from tests.support.processes import serving
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo

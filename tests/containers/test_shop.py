@@ -5,7 +5,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from index.bundle import Bundle
+from index.embedding.bundle import Bundle
 from tests.containers.shop import PATIENCE, Engine, Shop
 
 

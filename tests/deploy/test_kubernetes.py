@@ -17,9 +17,9 @@ import typer
 import yaml
 
 from lookalike import app
-from service import server
 from service.app import create_app
-from service.keys import KeyRing
+from service.auth.api_keys import KeyRing
+from service.server import run
 from service.settings import PREFIX, Settings, SettingsError, load_settings
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import tiny_photo, write_tiny_source
@@ -119,7 +119,7 @@ def test_variables_that_kubernetes_makes_of_a_service_are_kept_out(monkeypatch: 
 def test_a_pod_that_ends_has_time_to_send_its_clients_elsewhere_and_to_finish() -> None:
     drain, readiness = float(SETTINGS["LOOKALIKE_DRAIN_SECONDS"]), container(SERVE)["readinessProbe"]
     assert drain > readiness["periodSeconds"] * readiness["failureThreshold"]
-    assert SERVE["spec"]["terminationGracePeriodSeconds"] >= drain + server._SHUTDOWN_SECONDS + 10
+    assert SERVE["spec"]["terminationGracePeriodSeconds"] >= drain + run._SHUTDOWN_SECONDS + 10
 
 
 def test_service_and_job_share_the_volume_of_one_node() -> None:

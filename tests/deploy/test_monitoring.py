@@ -12,13 +12,13 @@ import pytest
 import typer
 import yaml
 
-from index.compaction import RECALL_TARGET, is_due
-from index.embedder import PROVIDERS
-from index.jobs import State
+from index.embedding.embedder import PROVIDERS
+from index.gallery.jobs import State
+from index.gallery.vectors.faiss.compaction import RECALL_TARGET, is_due
 from lookalike import app
 from service.app import create_app
+from service.observability.metrics import Refusal, Stage
 from service.settings import PREFIX, Settings
-from service.telemetry import Refusal, Stage
 from tests.deploy.monitoring import ALERTS, DASHBOARD, FOLDER, expressions, metrics_of, panels, program
 from tests.support.processes import serving
 from tests.support.tiny_bundle import make_tiny_bundle

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from service.keys import KeyRing
+from service.auth.api_keys import KeyRing
 from tests.deploy.monitoring import FOLDER, expressions, program
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo

@@ -14,9 +14,9 @@ import pytest
 
 from service import problems
 from service.app import create_app
+from service.auth.api_keys import KeyRing
 from service.client import Client
-from service.keys import KeyRing
-from service.schemas import SearchAnswer
+from service.schemas.search import SearchAnswer
 from service.settings import Settings
 from tests.support.processes import serving
 from tests.support.tiny_bundle import make_tiny_bundle

@@ -8,8 +8,8 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from index.jobs import opened_jobs
-from service.keys import KeyRing
+from index.gallery.jobs import opened_jobs
+from service.auth.api_keys import KeyRing
 from tests.support.pages import MOST_BYTES, cards, expect_first, give, opened, pair
 from tests.support.processes import serving
 from tests.support.tiny_gallery import COLOURS, tiny_photo

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.bundle import Bundle
+from index.embedding.bundle import Bundle
 from index.gallery import open_gallery
-from index.reindex import _CHUNK
+from index.ingest.pipeline import _CHUNK
 from tests.support.processes import lookalike
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import COLOURS, make_tiny_gallery, write_tiny_source
@@ -28,10 +28,10 @@ WATCH = """
 import json, sys
 from collections import Counter
 from pathlib import Path
-from index.bundle import Bundle
-from index.embedder import Embedder
+from index.embedding.bundle import Bundle
+from index.embedding.embedder import Embedder
 from index.gallery import open_gallery
-from index.images import load_pixels
+from index.embedding.images import load_pixels
 
 gallery, stop, photo, *bundles = map(Path, sys.argv[1:])
 opened = open_gallery(gallery)

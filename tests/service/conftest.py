@@ -18,7 +18,7 @@ import pytest
 import uvicorn
 
 from service.app import create_app
-from service.connections import Connection
+from service.server.protocol import Connection
 from service.settings import Settings
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo

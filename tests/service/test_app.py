@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from index.errors import LookalikeError
 from service.app import create_app
-from service.asking import Options
+from service.requests import Options
 from service.settings import Settings, load_settings
 from tests.service.conftest import problem, serving
 from tests.support.tiny_bundle import make_tiny_bundle

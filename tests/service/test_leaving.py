@@ -13,9 +13,9 @@ import pytest
 from anyio import CapacityLimiter
 from fastapi import Request
 
-from service import app, middleware, walking
+from service import app, middleware, search_pipeline
+from service.search_pipeline import ClientLeft, while_connected
 from service.settings import Settings
-from service.walking import ClientLeft, while_connected
 from tests.service.conftest import problem, serving
 from tests.support.tiny_gallery import tiny_photo
 
@@ -102,14 +102,14 @@ def head(length: int) -> bytes:
 def test_a_client_that_leaves_gives_back_no_permit_while_its_photo_is_decoded(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    thread, decode = Thread(), walking._pixels
+    thread, decode = Thread(), search_pipeline._pixels
 
     def wait_and_decode(*given: Any) -> Any:
-        monkeypatch.setattr(walking, "_pixels", decode)
+        monkeypatch.setattr(search_pipeline, "_pixels", decode)
         thread()
         return decode(*given)
 
-    monkeypatch.setattr(walking, "_pixels", wait_and_decode)
+    monkeypatch.setattr(search_pipeline, "_pixels", wait_and_decode)
     with serving(settings.model_copy(update={"max_requests": 1})) as client:
         try:
             with connect(client) as leaver:
@@ -175,7 +175,7 @@ def test_a_photo_that_does_not_arrive_is_told_so(
 
 
 def test_time_does_not_press_a_photo_that_is_whole(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    thread, decode = Thread(), walking._pixels
+    thread, decode = Thread(), search_pipeline._pixels
     over = threading.Timer(1.0, thread.may_end.set)
 
     def wait_and_decode(*given: Any) -> Any:
@@ -183,7 +183,7 @@ def test_time_does_not_press_a_photo_that_is_whole(settings: Settings, monkeypat
         thread()
         return decode(*given)
 
-    monkeypatch.setattr(walking, "_pixels", wait_and_decode)
+    monkeypatch.setattr(search_pipeline, "_pixels", wait_and_decode)
     for limit in ("_PIECE_SECONDS", "_BODY_SECONDS"):
         monkeypatch.setattr(middleware, limit, 0.5)
     with serving(settings) as client:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.gallery import Gallery, open_gallery
-from index.items import Item, NewImage
+from index.gallery.types import Item, NewImage
 
 BUNDLE = "b" * 16
 DIMENSION = 8

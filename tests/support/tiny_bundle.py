@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from index.bundle import MODEL_FILE, write_card
-from index.images import Preprocessing
+from index.embedding.bundle import MODEL_FILE, write_card
+from index.embedding.images import Preprocessing
 
 SIDE = 32
 

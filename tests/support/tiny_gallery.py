@@ -6,10 +6,10 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from index.bundle import Bundle
-from index.jobs import JobRecord
-from index.reindex import PLAIN, Rules, run_reindex
-from index.sources import Source
+from index.embedding.bundle import Bundle
+from index.gallery.jobs import JobRecord
+from index.ingest.pipeline import PLAIN, Rules, run_reindex
+from index.ingest.sources import Source
 
 COLOURS = ("red", "green", "blue", "yellow", "magenta", "cyan", "orange", "purple")
 

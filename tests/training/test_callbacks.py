@@ -10,7 +10,7 @@ from tests.support.watchers import Silent
 from training.callbacks import ExperimentCallback
 from training.checkpoints import RunFolder
 from training.config import load_config
-from training.data.photos import load_data
+from training.data.registry import load_data
 from training.loop import train
 
 SMALL = ["epochs=1", "preprocessing={resize: 36, input_size: 32}", "sampling.batch_size=8", "workers=0"]

@@ -9,17 +9,17 @@ import torch
 from onnx import TensorProto
 
 import training.export
-from index.bundle import Bundle
-from index.embedder import Embedder
-from index.images import load_pixels
+from index.embedding.bundle import Bundle
+from index.embedding.embedder import Embedder
+from index.embedding.images import load_pixels
 from tests.support.tiny_gallery import tiny_photo, write_tiny_folder
-from training import commands
+from training import cli
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.config import load_config
-from training.data.photos import DataSet, load_data
+from training.data.registry import DataSet, load_data
 from training.errors import TrainingError
-from training.evaluate import load_model, measure
+from training.evaluation import load_model, measure
 from training.export import export_reduced, export_run
 
 BACKBONES = ["test_efficientnet", "test_vit"]
@@ -137,7 +137,7 @@ def test_the_command_writes_what_is_asked_for_and_tells_a_loss(
 ) -> None:
     run = make_run(tmp_path / "run", "test_efficientnet", data)
     monkeypatch.setattr(training.export, "LARGEST_LOSS", -1.0)
-    commands.export(run.path, tmp_path / "bundle", precision="fp32,fp16")
+    cli.export(run.path, tmp_path / "bundle", precision="fp32,fp16")
     told = capsys.readouterr().out
     assert Bundle.load(tmp_path / "bundle-fp16").id in told
     assert "fp16 loses" in told and "points of Recall@1" in told
@@ -145,4 +145,4 @@ def test_the_command_writes_what_is_asked_for_and_tells_a_loss(
 
 def test_an_unknown_precision_is_named_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="'fp8' is unknown"):
-        commands.export(tmp_path / "no-run", tmp_path / "bundle", precision="fp32,fp8")
+        cli.export(tmp_path / "no-run", tmp_path / "bundle", precision="fp32,fp8")

@@ -11,17 +11,17 @@ import torch
 from PIL import Image
 
 import training.export
-from index.bundle import Bundle
-from index.embedder import Embedder
-from index.images import decode
+from index.embedding.bundle import Bundle
+from index.embedding.embedder import Embedder
+from index.embedding.images import decode
 from tests.support.tiny_gallery import tiny_photo, write_tiny_folder
 from tests.support.watchers import Silent
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
-from training.data.photos import DataSet, load_data
+from training.data.registry import DataSet, load_data
 from training.errors import TrainingError
-from training.evaluate import load_model, measure
+from training.evaluation import load_model, measure
 from training.export import export_run
 from training.loop import train
 

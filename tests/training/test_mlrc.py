@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index.metrics import retrieval_metrics
+from index.evaluation.metrics import retrieval_metrics
 from lookalike import main
 from tests.support.published_trees import TREES
 from tests.support.tiny_gallery import write_tiny_folder
@@ -15,10 +15,10 @@ from tests.support.watchers import Silent
 from tests.training.test_loop import SMALL
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
-from training.data.photos import DataSet, Photo, load_data
-from training.data.records import fold_out
+from training.data.dataset import fold_out
+from training.data.registry import DataSet, Photo, load_data
 from training.errors import TrainingError
-from training.evaluate import embed_photos, load_model
+from training.evaluation import embed_photos, load_model
 from training.mlrc import FOLDS, measure_folds, train_folds
 
 

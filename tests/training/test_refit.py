@@ -46,7 +46,7 @@ def test_the_refit_keeps_the_first_runs_figures_marked(place: Path) -> None:
 
 
 def test_the_bundle_says_that_its_figures_are_of_the_run_before(place: Path) -> None:
-    from index.bundle import Bundle
+    from index.embedding.bundle import Bundle
 
     done = lookalike("export", place / "run" / "refit", "--out", place / "bundle")
     assert done.returncode == 0, done.stderr

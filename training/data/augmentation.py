@@ -14,9 +14,9 @@ import math
 import numpy as np
 from PIL import Image, ImageFilter, ImageStat
 
-from index.images import EncodedImage, decode
+from index.embedding.images import EncodedImage, decode
 from training.config import AugmentationSettings
-from training.data.records import Box
+from training.data.dataset import Box
 
 _CROP_RATIOS = (3 / 4, 4 / 3)
 _ERASED_AREA, _ERASED_RATIOS = (0.02, 0.33), (0.3, 3.3)

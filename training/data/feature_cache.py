@@ -23,10 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from index.files import fsync_directory
+from index._util.files import fsync_directory
 from training.config import AugmentationSettings
-from training.data.loading import TrainingPhotos, number_classes
-from training.data.records import Photo, Progress
+from training.data.dataset import Photo, Progress
+from training.data.torch_datasets import TrainingPhotos, number_classes
 from training.errors import TrainingError
 
 _LAYOUT = 2

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from index.sources import IMAGE_SUFFIXES
-from training.data.records import DataSet, Photo, counted, named, split_by_class, tallied
+from index.ingest.sources import IMAGE_SUFFIXES
+from training.data.dataset import DataSet, Photo, counted, named, split_by_class, tallied
 from training.errors import TrainingError
 
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from training.data.records import Box, DataSet, Photo, listed_data, split_by_class, without_missing
+from training.data.dataset import Box, DataSet, Photo, listed_data, split_by_class, without_missing
 from training.errors import TrainingError
 
 _REQUIRED = ("label", "path")

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from training.losses.base import ProxyLoss
 from training.losses.closed_form import Evaluation, Pairs, add_terms, attract, repel
-from training.losses.inputs import parse_settings
-from training.losses.proxy_loss import ProxyLoss
+from training.losses.validation import parse_settings
 
 
 class ProxyAnchorSettings(BaseModel):

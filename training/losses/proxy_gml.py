@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from training.errors import TrainingError
-from training.losses.inputs import check_batch
-from training.losses.proxy_loss import draw_proxies
+from training.losses.base import draw_proxies
+from training.losses.validation import check_batch
 
 
 class ProxyGMLSettings(BaseModel):

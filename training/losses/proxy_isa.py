@@ -9,8 +9,8 @@ from typing import ClassVar, cast
 from pydantic import Field
 from torch import Tensor
 
+from training.losses.class_state import HardnessSettings
 from training.losses.closed_form import Damping, Evaluation, Pairs, add_terms, attract, repel
-from training.losses.hardness import HardnessSettings
 from training.losses.sample_aware import SampleAwareProxyLoss
 
 

@@ -10,8 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from training.losses.class_state import HardnessSettings
 from training.losses.closed_form import Damping, Evaluation, Pairs
-from training.losses.hardness import HardnessSettings
 from training.losses.sample_aware import SampleAwareProxyLoss
 
 

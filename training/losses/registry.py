@@ -7,12 +7,12 @@ from pydantic import BaseModel
 from torch import nn
 
 from training.errors import TrainingError
-from training.losses.inputs import parse_settings
-from training.losses.peers import ON_PAIRS, PEERS, Builder
+from training.losses.baselines import ON_PAIRS, PEERS, Builder
 from training.losses.proxy_anchor import ProxyAnchorLoss, ProxyAnchorSettings
 from training.losses.proxy_gml import ProxyGMLLoss, ProxyGMLSettings
 from training.losses.proxy_isa import ProxyISAGradientLoss, ProxyISALoss, ProxyISASettings
 from training.losses.proxy_nca_isa import ProxyNCAISALoss, ProxyNCAISASettings
+from training.losses.validation import parse_settings
 
 _LOSSES: dict[str, tuple[type[BaseModel], Builder]] = {
     "proxy_isa": (ProxyISASettings, ProxyISALoss),

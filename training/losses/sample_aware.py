@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from training.losses.base import ProxyLoss
+from training.losses.class_state import ClassHardness, HardnessSettings, Thresholds
 from training.losses.closed_form import Damping, Evaluation, Pairs
-from training.losses.distributed import gather_batch, ranks
-from training.losses.hardness import ClassHardness, HardnessSettings, Thresholds
-from training.losses.inputs import parse_settings
-from training.losses.proxy_loss import ProxyLoss
+from training.losses.gather import gather_batch, ranks
+from training.losses.validation import parse_settings
 
 
 class SampleAwareProxyLoss(ProxyLoss):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from training.config import TrainingConfig
-from training.losses.hardness import ClassHardness, HardnessSettings
+from training.losses.class_state import ClassHardness, HardnessSettings
 
 _ROWS, _COLUMNS = ("proxies", "loss.proxies"), ("loss.W", "loss.fc")
 """Where losses keep what stands for a class: one vector a row, or one a column."""

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import yaml
 
-from index.files import write_text
+from index._util.files import write_text
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
-from training.data.records import DataSet, counted
-from training.recording import SHARES
+from training.data.dataset import DataSet, counted
+from training.report.analysis import Progress, Study, study_run
 from training.report.charts import Line, as_percent, heat_map, line_chart, point_map
-from training.report.frame import html_page, html_table
 from training.report.learned import LearnedClasses
 from training.report.photos import Thumbnails, confused_classes, worst_queries
 from training.report.space import Similarity
-from training.report.study import Progress, Study, study_run
+from training.report.template import html_page, html_table
+from training.run_log import SHARES
 
 _SAME = 2e-3
 """Between figures of one model on the same photos, on another machine or with another version of the decoder."""

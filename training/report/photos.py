@@ -4,12 +4,12 @@ import os
 from collections.abc import Sequence
 from html import escape
 
-from index.images import thumbnail
-from training.data.loading import read_photo
-from training.data.records import Photo, counted
-from training.report.answers import Confusion, Neighbour, WrongAnswer
+from index.embedding.images import thumbnail
+from training.data.dataset import Photo, counted
+from training.data.torch_datasets import read_photo
+from training.report.analysis import Study
 from training.report.charts import data_uri
-from training.report.study import Study
+from training.report.neighbors import Confusion, Neighbour, WrongAnswer
 
 _ROWS, _NEIGHBOURS, _PAIRS = 24, 6, 12
 _SIDE = 128

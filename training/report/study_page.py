@@ -6,13 +6,13 @@ from html import escape
 from pathlib import Path
 from statistics import mean
 
-from index.files import write_text
+from index._util.files import write_text
 from training.config import flat_settings
 from training.report.charts import Axes, Line, as_number, as_percent, draw_curve, draw_figure, draw_legend, show_end
-from training.report.frame import html_page, html_table
-from training.study_file import RunKey
-from training.study_results import History, RunResult
-from training.study_summary import (
+from training.report.template import html_page, html_table
+from training.study.file import RunKey
+from training.study.results import History, RunResult
+from training.study.summary import (
     BEST_REMARK,
     METRICS,
     StudySummary,

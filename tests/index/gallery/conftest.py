@@ -8,7 +8,7 @@ import pytest
 
 from index.gallery import Gallery, open_gallery
 
-from .plain import BUNDLE, TRIO, PlainGallery, Shop, shop
+from .reference import BUNDLE, TRIO, PlainGallery, Shop, shop
 
 
 class OpenEngine(Protocol):

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from index.catalogue import VersionConflict
 from index.errors import LookalikeError
-from index.filters import Filter
 from index.gallery import BundleMismatch, Gallery
-from index.items import Item, NewImage
+from index.gallery.filters import Filter
+from index.gallery.store.sqlite import VersionConflict
+from index.gallery.types import Item, NewImage
 
 from .conftest import OpenEngine
-from .plain import BUNDLE, MUG, OTHER_BUNDLE, SHOE, TRIO, Shop, Vector, ids, photo, unit
+from .reference import BUNDLE, MUG, OTHER_BUNDLE, SHOE, TRIO, Shop, Vector, ids, photo, unit
 
 # Writing and reading
 

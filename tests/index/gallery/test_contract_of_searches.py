@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from index.errors import LookalikeError
-from index.filters import Filter
 from index.gallery import Gallery, ItemMissing
-from index.items import Hit, Item
+from index.gallery.filters import Filter
+from index.gallery.types import Hit, Item
 
 from .conftest import OpenEngine
-from .plain import BUNDLE, MUG, TRIO, Shop, Vector, ids, photo, shop, unit
+from .reference import BUNDLE, MUG, TRIO, Shop, Vector, ids, photo, shop, unit
 
 
 def pages(search: Callable[[str | None], tuple[list[Hit], str | None]]) -> list[Hit]:

@@ -11,13 +11,13 @@ from random import Random
 import numpy as np
 import pytest
 
-from index import catalogue
 from index.errors import LookalikeError
 from index.gallery import Gallery, open_gallery
-from index.items import Item
+from index.gallery.store import sqlite
+from index.gallery.types import Item
 from tests.support.disk import files_up_to
 
-from .plain import BUNDLE, PlainGallery, photo, shop, unit
+from .reference import BUNDLE, PlainGallery, photo, shop, unit
 from .writing_process import DIMENSION, forging, write
 
 KILLS = 50
@@ -276,7 +276,7 @@ def test_a_catalogue_that_is_busy_or_not_ours_is_not_told_to_be_damaged(
     def refuse(*_: object) -> None:
         raise sqlite3.OperationalError("attempt to write a readonly database")
 
-    monkeypatch.setattr(catalogue, "prepare", refuse)
+    monkeypatch.setattr(sqlite, "prepare", refuse)
     with pytest.raises(LookalikeError, match=r"readonly database\. Check the rights"):
         open_gallery(tmp_path)
 

@@ -11,11 +11,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from index.compaction import compaction_lock
 from index.gallery import Gallery, open_gallery
-from index.items import Item, NewImage
+from index.gallery.types import Item, NewImage
+from index.gallery.vectors.faiss.compaction import compaction_lock
 
-from .plain import BUNDLE, TOLERANCE, PlainGallery, Vector, photo, shop, unit
+from .reference import BUNDLE, TOLERANCE, PlainGallery, Vector, photo, shop, unit
 from .writing_process import DIMENSION, WRITERS, WRITTEN, forging, found, write
 
 QUERY = unit(*range(1, DIMENSION + 1))

@@ -9,12 +9,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from index import ann, building, compaction, delta
-from index.filters import Filter
 from index.gallery import Gallery, ItemMissing, open_gallery
-from index.items import Attribute, Hit, Item, NewImage
+from index.gallery.filters import Filter
+from index.gallery.types import Attribute, Hit, Item, NewImage
+from index.gallery.vectors import delta
+from index.gallery.vectors.faiss import builder, compaction, searcher
 
-from .plain import BUNDLE, PlainGallery, Vector, photo, unit
+from .reference import BUNDLE, PlainGallery, Vector, photo, unit
 
 # Few of everything, so that writes meet: items are replaced, deleted and stored again, and scores tie.
 ITEMS = [f"item-{number}" for number in range(12)]
@@ -215,11 +216,11 @@ def test_any_history_leaves_what_plain_python_would() -> None:
 def test_any_history_of_graphs_that_are_extended_leaves_what_plain_python_would(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(building, "EXACT_UP_TO", 4)
+    monkeypatch.setattr(builder, "EXACT_UP_TO", 4)
     # Walking looks free, so that the graphs are really used; so small they are complete, and answer exactly.
-    monkeypatch.setattr(ann, "STEP_COST", {"hnsw": 1e-9})
+    monkeypatch.setattr(searcher, "STEP_COST", {"hnsw": 1e-9})
     # Dead positions stay, the delta has many blocks, and selections are looked for inside the index.
     monkeypatch.setattr(compaction, "_MOST_DEAD", 0.9)
     monkeypatch.setattr(delta, "_SMALL", 1)
-    monkeypatch.setattr(ann, "GATHERED", 2)
+    monkeypatch.setattr(searcher, "GATHERED", 2)
     run_state_machine_as_test(FullHistory, settings=histories(30, 20))

@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from index import building
-from index.engines import faiss
+from index._util.imports import faiss
 from index.gallery import Gallery, open_gallery
-from index.items import Item
+from index.gallery.types import Item
+from index.gallery.vectors.faiss import builder
 
-from .plain import BUNDLE, PlainGallery, photo, unit
+from .reference import BUNDLE, PlainGallery, photo, unit
 
 DIMENSION = 6
 WRITERS, WRITTEN = 6, 4
@@ -69,7 +69,7 @@ class Orders:
 
     def compact(self, graphs_from: int) -> None:
         """Until it is killed: builds generations, of graphs when there are more images than given."""
-        building.EXACT_UP_TO = graphs_from
+        builder.EXACT_UP_TO = graphs_from
         gallery = open_gallery(self._address)
         while True:
             gallery.compact(rebuild=True)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 from torchvision.transforms import RandomResizedCrop, functional
 
-from index.images import EncodedImage
+from index.embedding.images import EncodedImage
 from training.config import AugmentationSettings
 from training.data.augmentation import augment, random_part
 

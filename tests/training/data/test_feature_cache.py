@@ -16,9 +16,9 @@ from tests.support.small_backbones import untrained
 from tests.support.tiny_gallery import write_tiny_folder
 from training.config import AugmentationSettings
 from training.data.feature_cache import CachedFeatures, FeatureCache, cache_bytes, cache_features
-from training.data.loading import TrainingPhotos
-from training.data.photos import Photo, load_data
-from training.data.sampling import RandomBatches
+from training.data.registry import Photo, load_data
+from training.data.samplers import RandomBatches
+from training.data.torch_datasets import TrainingPhotos
 from training.errors import TrainingError
 
 VIEWS, SIDE = 5, 24

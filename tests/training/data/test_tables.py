@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from training.data.photos import Photo, load_data
+from training.data.registry import Photo, load_data
 from training.errors import TrainingError
 
 COLUMNS = ("label", "path", "split", "is_query", "is_gallery", "x_1", "y_1", "x_2", "y_2")

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from training.losses.base import MAX_SAMPLED_PAIRS, ProxyLoss
 from training.losses.proxy_anchor import ProxyAnchorLoss
 from training.losses.proxy_isa import ProxyISAGradientLoss, ProxyISALoss
-from training.losses.proxy_loss import MAX_SAMPLED_PAIRS, ProxyLoss
 from training.losses.proxy_nca_isa import ProxyNCAISALoss
 from training.losses.sample_aware import SampleAwareProxyLoss
 

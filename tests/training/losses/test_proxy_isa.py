@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 
 from index.errors import LookalikeError
 from tests.training.losses.reference import SlowProxyISA, SlowProxyISAGradient
-from training.losses.hardness import REBUILD_EVERY
+from training.losses.class_state import REBUILD_EVERY
 from training.losses.proxy_isa import ProxyISAGradientLoss, ProxyISALoss, ProxyISASettings
 from training.losses.proxy_nca_isa import ProxyNCAISALoss
 from training.losses.sample_aware import SampleAwareProxyLoss

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
+from index._util.files import fsync_directory, write_text
+from index._util.system import is_running
 from index.errors import LookalikeError
-from index.files import fsync_directory, write_text
-from index.processes import is_running
 from training.data.sample_shop.products import NAMES, Product, design_products
 from training.data.sample_shop.render import Model
 from training.data.sample_shop.scenes import take_photo

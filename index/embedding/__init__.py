@@ -1,0 +1,1 @@
+"""Images to vectors: the bundle, the image path and the embedder."""

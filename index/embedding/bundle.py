@@ -1,0 +1,200 @@
+"""The bundle: what training hands over. A model that carries its preprocessing and its measured figures."""
+
+import hashlib
+import json
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from index._util.files import beside, file_digest, fsync_directory, write_text, written_whole
+from index._util.models import Frozen
+from index.embedding.images import Preprocessing
+from index.errors import LookalikeError
+
+MODEL_FILE = "model.onnx"
+CARD_FILE = "bundle.json"
+README_FILE = "README.md"
+
+
+class BundleError(LookalikeError):
+    """A bundle that is missing, damaged or of another version."""
+
+    kind = "bundle"
+
+
+class BundleCard(Frozen):
+    """`bundle.json`: everything about a model that its users must know and that the graph does not say."""
+
+    schema_version: Literal[1] = 1
+    id: str = Field(pattern=r"^[0-9a-f]{16}$")
+    model_digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    dimension: int = Field(gt=0)
+    preprocessing: Preprocessing
+    backbone: str
+    loss: str
+    loss_settings: dict[str, Any] = {}
+    data: str = ""
+    metrics: dict[str, float] = Field(default={}, description="measured on products never trained on, as shares")
+    untrained_metrics: dict[str, float] = Field(default={}, description="the same before training")
+    refit: bool = Field(
+        default=False,
+        description="the model learned all products afterwards; its figures are of the same training without them",
+    )
+    precision: Literal["fp32", "fp16", "int8"] = "fp32"
+    fp32_metrics: dict[str, float] = Field(default={}, description="of the same model at full precision, if reduced")
+    versions: dict[str, str] = {}
+
+
+class Bundle:
+    """A verified bundle on disk."""
+
+    def __init__(self, directory: Path, card: BundleCard) -> None:
+        self.directory = directory
+        self.card = card
+
+    @property
+    def id(self) -> str:
+        """Names the vectors: those of different ids are never compared."""
+        return self.card.id
+
+    @property
+    def dimension(self) -> int:
+        return self.card.dimension
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self.card.preprocessing
+
+    @property
+    def model_path(self) -> Path:
+        return self.directory / MODEL_FILE
+
+    @classmethod
+    def load(cls, directory: str | Path) -> "Bundle":
+        """Opens a bundle and refuses one whose bytes or schema are not what the card says."""
+        directory = Path(directory)
+        card_path = directory / CARD_FILE
+        if not card_path.is_file():
+            raise BundleError(f"No bundle at {directory}: {CARD_FILE} is missing.", "Make one with `lookalike export`.")
+        card = _read_card(card_path)
+        bundle = cls(directory, card)
+        if not bundle.model_path.is_file():
+            raise BundleError(f"The bundle {directory} has no {MODEL_FILE}.", "Export it again.")
+        found = file_digest(bundle.model_path)
+        if found != card.model_digest or bundle_id(found, card.preprocessing) != card.id:
+            raise BundleError(
+                f"The bundle {directory} is damaged: {MODEL_FILE} or its preprocessing is not what {CARD_FILE} says.",
+                "Export it again or restore it from a copy.",
+            )
+        return bundle
+
+    def copy_to(self, directory: Path) -> None:
+        """Copies the bundle to a place of its own, whole or not at all; a whole one that is there already stays."""
+        damaged = directory.is_dir()
+        if damaged:
+            with suppress(BundleError):
+                Bundle.load(directory)
+                return
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        temporary = beside(directory)
+        temporary.mkdir()
+        try:
+            for name in (MODEL_FILE, CARD_FILE, README_FILE):
+                if (self.directory / name).is_file():
+                    with written_whole(temporary / name) as copy:
+                        shutil.copyfile(self.directory / name, copy)
+            if damaged:
+                shutil.rmtree(directory, ignore_errors=True)
+            try:
+                temporary.rename(directory)
+            except OSError:
+                if not directory.is_dir():  # or else another process was faster
+                    raise
+            fsync_directory(directory.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def bundle_id(model_digest: str, preprocessing: Preprocessing) -> str:
+    """The same weights behind another crop are another model: both go into the name."""
+    rule = json.dumps(preprocessing.model_dump(), sort_keys=True)
+    return hashlib.sha256(f"{model_digest}\n{rule}".encode()).hexdigest()[:16]
+
+
+def write_card(directory: Path, *, preprocessing: Preprocessing, dimension: int, **details: Any) -> BundleCard:
+    """Describes the model that lies in `directory`; its id follows from the file."""
+    digest = file_digest(directory / MODEL_FILE)
+    card = BundleCard(
+        id=bundle_id(digest, preprocessing),
+        model_digest=digest,
+        dimension=dimension,
+        preprocessing=preprocessing,
+        **details,
+    )
+    write_text(directory / CARD_FILE, card.model_dump_json(indent=2) + "\n")
+    write_text(directory / README_FILE, _readable(card))
+    return card
+
+
+_REFIT = (
+    "This model has learned all products. The figures are those of the same training without the products that they"
+    " were measured on:"
+)
+
+
+def _readable(card: BundleCard) -> str:
+    """The card for people; programs read the other file."""
+    columns = {"before training": card.untrained_metrics, "this model": card.metrics, "at fp32": card.fp32_metrics}
+    shown = {title: metrics for title, metrics in columns.items() if metrics}
+    rule = card.preprocessing
+    settings = ", ".join(f"{name} = {value}" for name, value in card.loss_settings.items())
+    lines = [
+        f"# Bundle {card.id}",
+        "",
+        f"An image embedder: {card.backbone}, trained with {card.loss}{f' ({settings})' if settings else ''}"
+        f"{f' on {card.data}' if card.data else ''}, at {card.precision}.",
+        "",
+        f"- Input: upright RGB, short side {rule.resize} ({rule.interpolation}), centre crop of {rule.input_size}, "
+        "as `uint8` of shape (n, height, width, 3); scaling is inside the model.",
+        f"- Output: {card.dimension} numbers of length 1 an image; the product of two vectors is their similarity.",
+        "- Vectors of bundles with different ids must not be compared.",
+    ]
+    if shown:
+        names = list(dict.fromkeys(name for metrics in shown.values() for name in metrics))
+        lines += [
+            "",
+            _REFIT if card.refit else "Measured on classes that training never saw:",
+            "",
+            f"| | {' | '.join(shown)} |",
+            "| --- |" + " --- |" * len(shown),
+            *(f"| {name} | {' | '.join(_percent(m.get(name)) for m in shown.values())} |" for name in names),
+        ]
+    if card.versions:
+        lines += ["", "Made with " + ", ".join(f"{name} {number}" for name, number in card.versions.items()) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f} %"
+
+
+def _read_card(path: Path) -> BundleCard:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise BundleError(f"{path} is not JSON: {error}.", "Export the bundle again.") from None
+    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    if version != 1:
+        raise BundleError(
+            f"{path} has schema version {version!r}; this release reads version 1.",
+            "Export the bundle again, or install the release that wrote it.",
+        )
+    try:
+        return BundleCard.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise BundleError(f"{path}: {where}: {first['msg']}.", "Export the bundle again.") from None

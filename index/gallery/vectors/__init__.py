@@ -1,0 +1,1 @@
+"""Vector search over what the store holds; derived from it and disposable."""

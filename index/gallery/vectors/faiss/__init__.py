@@ -1,0 +1,1 @@
+"""FAISS generations: immutable, memory-mapped indexes of one bundle's vectors."""

@@ -1,0 +1,215 @@
+"""The attributes of many items as columns, so that a filter over a million of them takes milliseconds.
+
+A column has the sorted distinct values of an attribute and, for each row that has it, the code of its value. Codes
+count the numbers first, then the texts, then false and true; so what equals a value is one code, what lies in a range
+is a run of codes, and a condition is a table of booleans over the codes that the rows look their answer up in.
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index._util.models import Frozen
+from index.gallery.filters import AnyOf, Condition, Exists, Filter, Kind, Range, plain_number
+from index.gallery.types import Attribute
+from index.gallery.vectors.faiss.arrays import Arrays, Texts, pack_texts
+
+Mask = NDArray[np.bool_]
+
+# An attribute that few rows have is stored as the places of those rows, so that a catalogue with thousands of rare
+# attributes costs what its values do rather than rows times attributes.
+_SPARSE_BELOW = 0.25
+
+
+class Facet(Frozen):
+    """What an attribute holds: its most frequent values with their counts, and the span of its numbers."""
+
+    name: str
+    values: list[tuple[Attribute, int]]
+    minimum: int | float | None
+    maximum: int | float | None
+    distinct: int
+
+
+class _Growing:
+    """A column while its rows arrive: values are numbered as they are first seen."""
+
+    def __init__(self) -> None:
+        self.rows = array("i")
+        self.codes = array("i")
+        self.seen: dict[object, int] = {}
+
+    def finish(self, count: int) -> dict[str, NDArray[Any]]:
+        """Sorts the values, renumbers the codes accordingly and packs everything."""
+        numbers: list[Any] = sorted(value for value in self.seen if isinstance(value, int | float))
+        texts = sorted(value for value in self.seen if isinstance(value, str))
+        ordered = [*numbers, *texts, *_BOOLEANS]
+        renumbered = np.zeros(len(self.seen) + 1, np.min_scalar_type(-len(ordered)))
+        # A boolean that no row has goes to the spare place at the end.
+        places = np.fromiter((self.seen.get(value, -1) for value in ordered), np.int64, len(ordered))
+        renumbered[places] = np.arange(len(ordered))
+        codes = renumbered[np.frombuffer(self.codes, np.int32)]
+        rows = np.frombuffer(self.rows, np.int32)
+        offsets, blob = pack_texts(texts)
+        # Adding zero turns -0.0 into 0.0.
+        packed: dict[str, NDArray[Any]] = {
+            "numbers": np.array(numbers, np.float64) + 0.0,
+            "offsets": offsets,
+            "blob": blob,
+        }
+        if len(rows) < _SPARSE_BELOW * count:
+            return {**packed, "rows": rows, "codes": codes}
+        dense = np.full(count, -1, codes.dtype)
+        dense[rows] = codes
+        return {**packed, "codes": dense}
+
+
+# Keys of booleans while a column grows: bare, they would be the numbers 0 and 1.
+_BOOLEANS = ((False,), (True,))
+
+
+def encode_columns(rows: Iterable[Mapping[str, Attribute]]) -> dict[str, NDArray[Any]]:
+    """The attributes of items, in the order of their rows, as arrays that `Columns` reads."""
+    growing: dict[str, _Growing] = {}
+    count = 0
+    for row in rows:
+        for name, value in row.items():
+            column = growing.get(name)
+            if column is None:
+                column = growing[name] = _Growing()
+            key = (value,) if value is True or value is False else value
+            column.codes.append(column.seen.setdefault(key, len(column.seen)))
+            column.rows.append(count)
+        count += 1
+    names = sorted(growing)
+    offsets, blob = pack_texts(names)
+    arrays = {"column/count": np.array([count]), "column/names/offsets": offsets, "column/names/blob": blob}
+    for number, name in enumerate(names):
+        # Popped, so that the memory of one column is free before the next is packed.
+        for part, values in growing.pop(name).finish(count).items():
+            arrays[f"column/{number}/{part}"] = values
+    return arrays
+
+
+class _Column:
+    """One attribute; `rows` are the places of those that have it, or None where `codes` has -1 for the others."""
+
+    def __init__(self, arrays: Arrays, prefix: str) -> None:
+        self.numbers = arrays[f"{prefix}/numbers"]
+        self.texts = Texts(arrays[f"{prefix}/offsets"], arrays[f"{prefix}/blob"])
+        self.codes = arrays[f"{prefix}/codes"]
+        self.rows = arrays.get(f"{prefix}/rows")
+        self.size = len(self.numbers) + len(self.texts) + len(_BOOLEANS)
+
+    def value(self, code: int) -> Attribute:
+        if code < len(self.numbers):
+            return plain_number(float(self.numbers[code]))
+        if code < self.size - len(_BOOLEANS):
+            return self.texts[code - len(self.numbers)]
+        return code == self.size - 1
+
+    def sorted_values(self, kind: Kind) -> tuple[int, Sequence[Any]]:
+        """The code of the first value of a kind, and all of them."""
+        if kind == "number":
+            return 0, self.numbers.data
+        if kind == "text":
+            return len(self.numbers), self.texts
+        return self.size - len(_BOOLEANS), (False, True)
+
+    def mask(self, condition: Condition, count: int) -> Mask:
+        # The last place is for rows without the attribute: the code -1 leads there.
+        table = np.zeros(self.size + 1, np.bool_)
+        match condition:
+            case Exists(wanted):
+                table[:-1], table[-1] = wanted, not wanted
+            case AnyOf(values):
+                for kind, value in values:
+                    first, known = self.sorted_values(kind)
+                    place = bisect_left(known, value)
+                    if place < len(known) and known[place] == value:
+                        table[first + place] = True
+            case Range(kind, bounds):
+                first, known = self.sorted_values(kind)
+                start, stop = 0, len(known)
+                for comparison, bound in bounds:
+                    place = (bisect_left if comparison in ("gte", "lt") else bisect_right)(known, bound)
+                    start, stop = (place, stop) if comparison in ("gte", "gt") else (start, place)
+                table[first + start : first + stop] = True
+        if self.rows is None:
+            return table.take(self.codes)
+        mask = np.full(count, table[-1])
+        mask[self.rows] = table.take(self.codes)
+        return mask
+
+    def counts(self, allowed: Mask | None) -> NDArray[np.int64]:
+        """How many rows have each code."""
+        codes = self.codes
+        if allowed is not None:
+            codes = codes[allowed if self.rows is None else allowed[self.rows]]
+        # The first place is for rows without the attribute.
+        return np.bincount(codes.astype(np.int64) + 1, minlength=self.size + 1)[1:]
+
+    def facet(self, name: str, limit: int, allowed: Mask | None) -> Facet:
+        counts = self.counts(allowed)
+        found = np.flatnonzero(counts)
+        # Frequent values first, then by code; every key differs, so that the choice is the same each time.
+        keys = found - counts[found] * self.size
+        most = np.argpartition(keys, limit)[:limit] if limit < len(keys) else np.arange(len(keys))
+        most = most[np.argsort(keys[most])]
+        numbers = found[found < len(self.numbers)]
+        return Facet(
+            name=name,
+            values=[(self.value(code), int(counts[code])) for code in found[most].tolist()],
+            minimum=plain_number(float(self.numbers[numbers[0]])) if len(numbers) else None,
+            maximum=plain_number(float(self.numbers[numbers[-1]])) if len(numbers) else None,
+            distinct=len(found),
+        )
+
+
+class Columns:
+    """The columns that `encode_columns` made, in memory or mapped from a file of arrays."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self._count = int(arrays["column/count"][0])
+
+    def __len__(self) -> int:
+        return self._count
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        texts = Texts(self._arrays["column/names/offsets"], self._arrays["column/names/blob"])
+        return {name: number for number, name in enumerate(texts)}
+
+    @property
+    def names(self) -> list[str]:
+        """The attributes that at least one row has, sorted."""
+        return list(self._numbers)
+
+    def _column(self, name: str) -> _Column:
+        return _Column(self._arrays, f"column/{self._numbers[name]}")
+
+    def mask(self, filter: Filter) -> Mask:
+        """Whether each row matches the filter, just as `filter.matches` would say."""
+        mask = np.ones(len(self), np.bool_)
+        for name, condition in filter.conditions:
+            if name in self._numbers:
+                mask &= self._column(name).mask(condition, len(self))
+            elif not condition.matches(None):
+                mask[:] = False
+        for negated in filter.negated:
+            mask &= ~self.mask(negated)
+        return mask
+
+    def facets(self, limit: int, allowed: Mask | None = None) -> list[Facet]:
+        """For every attribute its `limit` most frequent values, among the allowed rows or all of them.
+
+        An attribute that none of those rows has is left out.
+        """
+        facets = (self._column(name).facet(name, limit, allowed) for name in self.names)
+        return [facet for facet in facets if facet.distinct]

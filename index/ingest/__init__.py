@@ -1,0 +1,1 @@
+"""Ingestion: sources of items and photos, and the re-indexing pipeline."""

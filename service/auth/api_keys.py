@@ -1,0 +1,237 @@
+"""API keys: who may call the service, kept in one small file that a running service follows.
+
+A token is `lk_<id>_<secret>`: the prefix lets scanners recognise a leaked one, the id finds its entry, and the secret
+has 256 random bits. The file holds only a SHA-256 of each token. Slow, salted hashes protect what people choose,
+because that can be guessed; nobody guesses 256 random bits, and one fast hash keeps every request cheap.
+"""
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, get_args
+
+from pydantic import AwareDatetime, Field, ValidationError
+
+from index._util.files import written_whole
+from index._util.models import Frozen
+from index.errors import LookalikeError
+
+Scope = Literal["search", "write", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+"""From least to most: each one includes those before it, so a key that may write may also search."""
+
+_PREFIX = "lk_"
+_ID_BYTES, _SECRET_BYTES = 4, 32
+_MOST_NAME = 100
+_Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class KeyProblem(LookalikeError):
+    """The keys, or a wish about them, are not in order."""
+
+    kind = "keys"
+
+
+class KeyMissing(KeyProblem):
+    """There is no key with this id."""
+
+    kind = "key-missing"
+
+    def __init__(self, key_id: str) -> None:
+        super().__init__(f"There is no key {key_id!r}.", "List the keys for their ids.")
+
+
+class Key(Frozen):
+    """What is known of a key, without its secret."""
+
+    id: str
+    name: str
+    scopes: frozenset[Scope]
+    created: AwareDatetime
+    expires: AwareDatetime | None = None
+    rotated: AwareDatetime | None = None
+
+    def allows(self, scope: Scope) -> bool:
+        """Whether one of the key's scopes is this one, or includes it."""
+        return any(SCOPES.index(own) >= SCOPES.index(scope) for own in self.scopes)
+
+    def expired(self, now: datetime) -> bool:
+        return self.expires is not None and now >= self.expires
+
+
+class _Entry(Frozen):
+    """A key as it is kept. After a rotation the former token works beside the new one for a while."""
+
+    key: Key
+    digest: _Digest
+    former_digest: _Digest | None = None
+    former_until: AwareDatetime | None = None
+
+    def takes(self, digest: str, now: datetime) -> bool:
+        """Compares with both digests, each in constant time."""
+        is_current = hmac.compare_digest(self.digest, digest)
+        is_former = hmac.compare_digest(self.former_digest or self.digest, digest)
+        return is_current or (is_former and self.former_until is not None and now < self.former_until)
+
+
+class _File(Frozen):
+    version: Literal[1] = 1
+    keys: list[_Entry] = []
+
+
+class _Loaded(NamedTuple):
+    """What the file held when it had this stamp."""
+
+    stamp: tuple[int, int, int]
+    entries: dict[str, _Entry]
+
+
+def _digest(token: str) -> str:
+    # What is not text in UTF-8 is no token; it must be refused, not raise.
+    return hashlib.sha256(token.encode(errors="replace")).hexdigest()
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+_NOTHING = _Loaded((0, 0, 0), {})
+# Compared with when an id is unknown, so that the answer takes no shorter way.
+_NOBODY = _Entry(
+    key=Key(id="", name="", scopes=frozenset(), created=_utc_now()), digest=_digest(secrets.token_hex(_SECRET_BYTES))
+)
+
+
+class KeyRing:
+    """The keys in a file. Every call sees what another process wrote before it.
+
+    Without the file there are no keys. A file that cannot be read raises KeyProblem, also from `verify`: going on with
+    what was read before would let revoked keys in. The folder must be writable, since the file is replaced.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], datetime] = _utc_now) -> None:
+        self._path = path
+        self._clock = clock
+        self._loaded = _NOTHING
+
+    def create(self, name: str, scopes: Collection[Scope], expires_in: timedelta | None = None) -> str:
+        """Adds a key and answers its token, which is known to nobody afterwards."""
+        if not 0 < len(name) <= _MOST_NAME or not name.isprintable():
+            raise KeyProblem(
+                f"The name {name[:_MOST_NAME]!r} does not fit a key.", "Use 1 to 100 printable characters."
+            )
+        if not scopes or not set(scopes) <= set(SCOPES):
+            listed = ", ".join(map(repr, scopes)) or "none"
+            raise KeyProblem(f"The scopes of a key cannot be {listed}.", f"Choose from {', '.join(SCOPES)}.")
+        if expires_in is not None and expires_in <= timedelta(0):
+            raise KeyProblem(f"The key would expire after {expires_in}.", "Choose a time to come.")
+        with self._edited() as entries:
+            now = self._clock()
+            while (key_id := secrets.token_hex(_ID_BYTES)) in entries:
+                pass
+            token = _new_token(key_id)
+            key = Key(
+                id=key_id,
+                name=name,
+                scopes=frozenset(scopes),
+                created=now,
+                expires=None if expires_in is None else now + expires_in,
+            )
+            entries[key_id] = _Entry(key=key, digest=_digest(token))
+        return token
+
+    def list(self) -> list[Key]:
+        """All keys, the oldest first; expired ones stay until they are revoked."""
+        return sorted((entry.key for entry in self._entries().values()), key=lambda key: (key.created, key.id))
+
+    def revoke(self, key_id: str) -> None:
+        """Removes a key; its token is refused from the next request on."""
+        with self._edited() as entries:
+            if entries.pop(key_id, None) is None:
+                raise KeyMissing(key_id)
+
+    def rotate(self, key_id: str, grace: timedelta = timedelta(0)) -> str:
+        """Gives a key a new token. The former one works for `grace` longer; the one before that no more."""
+        if grace < timedelta(0):
+            raise KeyProblem(f"The former token cannot end {-grace} ago.", "Choose a time to come, or none.")
+        with self._edited() as entries:
+            now = self._clock()
+            entry = entries.get(key_id)
+            if entry is None:
+                raise KeyMissing(key_id)
+            if entry.key.expired(now):
+                raise KeyProblem(f"The key {key_id!r} has expired.", "Create another one.")
+            token = _new_token(key_id)
+            entries[key_id] = _Entry(
+                key=entry.key.model_copy(update={"rotated": now}),
+                digest=_digest(token),
+                former_digest=entry.digest if grace else None,
+                former_until=now + grace if grace else None,
+            )
+        return token
+
+    def verify(self, token: str) -> Key | None:
+        """The key that a token belongs to, if it is valid now. Costs a stat of the file; safe in any thread."""
+        now = self._clock()
+        key_id = token[len(_PREFIX) : len(_PREFIX) + 2 * _ID_BYTES]
+        entry = self._entries().get(key_id, _NOBODY)
+        return entry.key if entry.takes(_digest(token), now) and not entry.key.expired(now) else None
+
+    def _entries(self) -> dict[str, _Entry]:
+        """The file's keys, read again when the file is another one."""
+        try:
+            if _stamp(self._path.stat()) != self._loaded.stamp:
+                with self._path.open(encoding="utf-8") as file:
+                    # Of the opened file: the path may name the next one already.
+                    stamp = _stamp(os.fstat(file.fileno()))
+                    kept = _File.model_validate_json(file.read())
+                self._loaded = _Loaded(stamp, {entry.key.id: entry for entry in kept.keys})
+        except FileNotFoundError:
+            self._loaded = _NOTHING
+        except (ValidationError, UnicodeDecodeError):
+            raise KeyProblem(f"The file of keys {self._path} is damaged.", "Restore it from a backup.") from None
+        except OSError as error:
+            raise KeyProblem(f"The file of keys {self._path} cannot be read: {error.strerror}.") from None
+        return self._loaded.entries
+
+    @contextmanager
+    def _edited(self) -> Iterator[dict[str, _Entry]]:
+        """The entries to change, written when the context ends well; one edit at a time over all processes."""
+        lock_file = self._path.with_name(f".{self._path.name}.lock")
+        try:
+            lock_file.touch(mode=0o600)
+            with lock_file.open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                entries = dict(self._entries())
+                yield entries
+                self._write(entries)
+        except OSError as error:
+            raise KeyProblem(
+                f"The file of keys {self._path} cannot be written: {error.strerror}.",
+                "Choose a file in a folder that exists and may be written.",
+            ) from None
+
+    def _write(self, entries: dict[str, _Entry]) -> None:
+        text = json.dumps(_File(keys=list(entries.values())).model_dump(mode="json"), indent=1)
+        with written_whole(self._path) as temporary:
+            temporary.touch(mode=0o600)
+            temporary.write_text(text + "\n", encoding="utf-8")
+            # Clocks of file systems tick in milliseconds, and numbers of removed files are given again:
+            # two edits in a row must not look like none to whoever watches the stamp.
+            modified = max(temporary.stat().st_mtime_ns, self._loaded.stamp[0] + 1)
+            os.utime(temporary, ns=(modified, modified))
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _new_token(key_id: str) -> str:
+    return f"{_PREFIX}{key_id}_{secrets.token_hex(_SECRET_BYTES)}"

@@ -1,0 +1,1 @@
+"""The types of requests and responses on the wire."""

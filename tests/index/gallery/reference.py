@@ -1,0 +1,179 @@
+"""A gallery in plain Python: what every engine must answer, found by comparing with everything."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.gallery import Gallery
+from index.gallery.filters import Filter
+from index.gallery.types import Hit, Item, NewImage
+
+BUNDLE = "b" * 16
+OTHER_BUNDLE = "c" * 16
+TOLERANCE = 2e-6
+"""Scores are told in millionths, and sums in another order may round to the neighbour: so near, two may swap."""
+
+Vector = NDArray[np.float32]
+
+
+def unit(*numbers: float) -> Vector:
+    """A vector of length one."""
+    vector = np.array(numbers, np.float32)
+    return vector / np.linalg.norm(vector)
+
+
+def photo(name: str, vector: Vector, content: int | None = None) -> NewImage:
+    """An image; other numbers of its content are other pictures, by default as many as there are vectors."""
+    number = content if content is not None else int.from_bytes(vector.tobytes()[:24], "big")
+    return NewImage(name, f"{number:064x}", vector, f"jpeg of {number}".encode())
+
+
+class Expected(NamedTuple):
+    """An item that a search should answer, with its score."""
+
+    id: str
+    score: float
+
+
+class PlainGallery:
+    """Items and the half-precision vectors of their images, for one bundle."""
+
+    def __init__(self, entries: Iterable[tuple[Item, Sequence[NewImage]]] = ()) -> None:
+        self.items: dict[str, Item] = {}
+        self.images: dict[str, dict[str, NewImage]] = {}
+        self.upsert(entries)
+
+    def upsert(self, entries: Iterable[tuple[Item, Sequence[NewImage]]]) -> None:
+        for item, images in entries:
+            self.items[item.id] = item
+            self.images.setdefault(item.id, {}).update({image.id: image for image in images})
+
+    def delete(self, item_ids: Iterable[str]) -> None:
+        for item_id in item_ids:
+            self.items.pop(item_id, None)
+            self.images.pop(item_id, None)
+
+    def delete_images(self, item_id: str, image_ids: Iterable[str]) -> None:
+        for image_id in image_ids:
+            self.images.get(item_id, {}).pop(image_id, None)
+
+    def scores(self, item_id: str, queries: NDArray[np.float32]) -> dict[str, float]:
+        """Image id to its cosine with the nearest query."""
+        return {
+            # Rounded to half precision, a vector may be longer than one; a score is never told as more.
+            name: min(1.0, float((queries.astype(np.float64) @ image.vector.astype(np.float16)).max()))
+            for name, image in self.images[item_id].items()
+        }
+
+    def search(
+        self, queries: NDArray[np.float32], *, filter: Filter | None = None, exclude: Sequence[str] = ()
+    ) -> list[Expected]:
+        """All items that match, best first."""
+        found = [
+            Expected(item.id, round(max(scores.values()), 6))
+            for item in self.items.values()
+            if item.id not in exclude and (filter is None or filter.matches(item.attributes))
+            if (scores := self.scores(item.id, queries))
+        ]
+        return sorted(found, key=lambda expected: -expected.score)
+
+    def queries_of(self, item_id: str) -> NDArray[np.float32]:
+        """What a search by the item asks with."""
+        return np.stack([image.vector.astype(np.float16).astype(np.float32) for image in self.images[item_id].values()])
+
+    def check(
+        self,
+        hits: list[Hit],
+        queries: NDArray[np.float32],
+        *,
+        top: int,
+        filter: Filter | None = None,
+        min_score: float | None = None,
+        exclude: Sequence[str] = (),
+    ) -> None:
+        """Asserts that hits are the best items with their best images; items with all but the same score may swap."""
+        wanted = self.search(queries, filter=filter, exclude=exclude)
+        lowest = -np.inf if min_score is None else min_score
+        surely = [expected for expected in wanted if expected.score >= lowest + TOLERANCE]
+        perhaps = [expected for expected in wanted if expected.score >= lowest - TOLERANCE]
+        shown = f"\nanswered: {hits}\nwanted: {wanted[: top + 3]}"
+        assert min(top, len(surely)) <= len(hits) <= min(top, len(perhaps)), shown
+        scores = dict(wanted)
+        assert len({hit.item.id for hit in hits}) == len(hits), f"an item came twice{shown}"
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True), shown
+        for hit, expected in zip(hits, wanted, strict=False):
+            assert hit.item.id in scores, f"{hit.item.id} is gone or does not match{shown}"
+            assert abs(hit.score - scores[hit.item.id]) <= TOLERANCE, shown
+            assert abs(hit.score - expected.score) <= TOLERANCE, shown
+            assert hit.item == self.items[hit.item.id], shown
+            best = self.scores(hit.item.id, queries)[hit.image.id]
+            assert abs(hit.score - best) <= TOLERANCE, f"{hit.image.id} is not the best image{shown}"
+            assert hit.image.digest == self.images[hit.item.id][hit.image.id].digest, shown
+
+
+@cache
+def shop(count: int, *, dimension: int = 8, images: int = 3, seed: int = 0) -> list[tuple[Item, list[NewImage]]]:
+    """Items in clusters, with one to `images` images each, and attributes of every kind."""
+    random = np.random.default_rng(seed)
+    centres = random.normal(size=(12, dimension))
+    colours = ("red", "green", "blue")
+    entries = []
+    for number in range(count):
+        centre = centres[random.integers(len(centres))] + random.normal(size=dimension) * 0.4
+        item = Item(
+            id=f"item-{number:05d}",
+            title=f"Thing {number}",
+            url=f"https://shop.example/{number}",
+            attributes={
+                "colour": colours[number % 3],
+                "price": number % 50 + 0.5,
+                "stock": number % 7,
+                "sale": number % 4 == 0,
+                **({"brand": "Acme"} if number % 5 == 0 else {}),
+            },
+        )
+        views = [centre + random.normal(size=dimension) * 0.1 for _ in range(random.integers(1, images + 1))]
+        entries.append((item, [photo(f"view-{view}", unit(*vector)) for view, vector in enumerate(views)]))
+    return entries
+
+
+MUG = Item(id="mug", title="A mug", url="https://shop.example/mug", attributes={"price": 5.5})
+SHOE, BAG = Item(id="shoe"), Item(id="bag")
+TRIO: list[tuple[Item, Sequence[NewImage]]] = [
+    (MUG, [photo("front", unit(1, 0, 0), 1)]),
+    (SHOE, [photo("left", unit(0, 1, 0), 2), photo("right", unit(0, 1, 0.2), 3)]),
+    (BAG, [photo("open", unit(0.6, 0.6, 0.5), 4)]),
+]
+
+
+@dataclass
+class Shop:
+    """A gallery with many items, and the same in plain Python."""
+
+    gallery: Gallery
+    plain: PlainGallery
+    query: Vector
+
+    def check(
+        self,
+        *,
+        top: int = 10,
+        filter: Filter | None = None,
+        min_score: float | None = None,
+        exclude: Sequence[str] = (),
+    ) -> list[Hit]:
+        """Searches both, compares them and answers the hits."""
+        found = self.gallery.search(
+            self.query[None], bundle_id=BUNDLE, top=top, filter=filter, min_score=min_score, exclude=exclude
+        )
+        self.plain.check(found.hits[0], self.query[None], top=top, filter=filter, min_score=min_score, exclude=exclude)
+        return found.hits[0]
+
+
+def ids(gallery: Gallery, *numbers: float, top: int = 10) -> list[str]:
+    found = gallery.search(unit(*numbers)[None], bundle_id=BUNDLE, top=top)
+    return [hit.item.id for hit in found.hits[0]]

@@ -1,0 +1,248 @@
+"""Verification: a sound gallery has no fault, and every damage is found and told with its remedy."""
+
+import json
+import shutil
+import sqlite3
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index.embedding.bundle import Bundle
+from index.gallery import open_gallery
+from index.gallery.store.sqlite import Catalogue
+from index.gallery.vectors.faiss import builder, searcher
+from index.gallery.vectors.faiss.compaction import compact
+from index.gallery.verify import Fault, verify
+from tests.support.filled_gallery import BUNDLE, entry, fill, vector
+from tests.support.tiny_bundle import make_tiny_bundle
+from tests.support.tiny_gallery import make_tiny_gallery
+
+
+@pytest.fixture
+def gallery(tmp_path: Path) -> Path:
+    return fill(tmp_path / "gallery", later=4)
+
+
+def behind_the_back(gallery: Path, statement: str, *values: object) -> None:
+    """Changes the catalogue as no write of a gallery would."""
+    with closing(sqlite3.connect(gallery / "catalogue.sqlite")) as database, database:
+        assert database.execute(statement, values).rowcount > 0
+
+
+def flip(path: Path, place: int, bit: int = 1) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= bit
+    path.write_bytes(data)
+
+
+def only(faults: list[Fault]) -> Fault:
+    (fault,) = faults
+    return fault
+
+
+def test_a_sound_gallery_has_no_fault_and_every_image_is_looked_at(gallery: Path) -> None:
+    told: list[tuple[int, int]] = []
+    assert verify(gallery, on_progress=lambda done, total: told.append((done, total))) == []
+    assert told[-1] == (47, 47)
+
+
+def test_galleries_without_a_generation_or_an_image_are_sound(tmp_path: Path) -> None:
+    opened = open_gallery(tmp_path / "gallery", create=True)
+    assert verify(tmp_path / "gallery") == []
+    opened.upsert([entry(1)], BUNDLE)
+    assert verify(tmp_path / "gallery") == []
+    opened.activate(BUNDLE)
+    opened.delete(["item-00001"])
+    assert verify(tmp_path / "gallery") == []
+    opened.close()
+
+
+def test_a_generation_of_another_release_is_told_and_made_again(gallery: Path) -> None:
+    [manifest] = gallery.glob("generations/*/manifest.json")
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema_version": 2}))
+    assert "schema_version" in only(verify(gallery)).problem
+    with closing(open_gallery(gallery)) as opened:
+        opened.compact()
+        assert opened.search(vector(1)[None], bundle_id=BUNDLE, top=1).hits[0]
+    assert verify(gallery) == []
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_the_vectors_of_every_kind_of_index_are_compared(
+    gallery: Path, monkeypatch: pytest.MonkeyPatch, kind: searcher.Kind
+) -> None:
+    monkeypatch.setattr(builder, "choose_kind", lambda count: kind)
+    catalogue = Catalogue(gallery / "catalogue.sqlite")
+    bundle = catalogue.read.bundle(BUNDLE)
+    assert bundle and compact(gallery, catalogue, bundle, rebuild=True)
+    catalogue.close()
+    assert verify(gallery) == []
+    behind_the_back(gallery, "UPDATE vectors SET vector = ? WHERE image = 7", vector(999).astype("<f2").tobytes())
+    assert "1 images are searched by another vector" in only(verify(gallery)).problem
+
+
+@pytest.mark.parametrize("name", ["index.faiss", "records.arrays", "manifest.json"])
+def test_a_flipped_byte_in_a_file_of_the_generation_is_found(gallery: Path, name: str) -> None:
+    (file,) = gallery.glob(f"generations/*/{name}")
+    flip(file, file.read_bytes().index(b"images") + 2 if name == "manifest.json" else file.stat().st_size // 2)
+    fault = only(verify(gallery))
+    assert str(file.parent) in fault.problem
+    assert fault.remedy == f"Make it again: lookalike gallery compact {gallery}."
+    mend(gallery)
+    assert verify(gallery) == []
+
+
+def mend(gallery: Path, *, rebuild: bool = False) -> None:
+    opened = open_gallery(gallery)
+    opened.compact(rebuild=rebuild)
+    opened.close()
+
+
+def test_a_whole_generation_of_another_gallery_is_found(gallery: Path, tmp_path: Path) -> None:
+    (mine,) = (gallery / "generations").iterdir()
+    other = fill(tmp_path / "other")
+    opened = open_gallery(other)
+    opened.upsert([entry(99)], BUNDLE)
+    theirs = opened.compact()
+    opened.close()
+    shutil.rmtree(mine)
+    shutil.copytree(other / "generations" / str(theirs), mine)
+    faults = verify(gallery)
+    assert [f"has name {theirs}, not {mine.name}" in faults[0].problem, len(faults)] == [True, 2]
+    mend(gallery, rebuild=True)
+    assert verify(gallery) == []
+
+
+def test_a_flipped_byte_in_the_catalogue_is_found(gallery: Path) -> None:
+    file = gallery / "catalogue.sqlite"
+    whole = file.read_bytes()
+    flip(file, whole.index(vector(3).astype("<f2").tobytes()) + 3)
+    assert "item-00001/back" in only(verify(gallery)).problem
+    file.write_bytes(whole)
+    flip(file, whole.index("Möbel 7".encode()) + 2, bit=128)
+    fault = only(verify(gallery))
+    assert "cannot be read" in fault.problem and "lookalike gallery restore" in fault.remedy
+    for place in (3, 8192 + 3, 8192 * (len(whole) // 8192 // 2)):
+        file.write_bytes(whole)
+        flip(file, place)
+        assert verify(gallery), f"byte {place}"
+
+
+def test_a_missing_generation_is_found(gallery: Path) -> None:
+    shutil.rmtree(gallery / "generations")
+    assert "cannot be read" in only(verify(gallery)).problem
+    mend(gallery)
+    assert verify(gallery) == []
+
+
+CHANGES = [
+    ("UPDATE vectors SET vector = (SELECT vector FROM vectors WHERE image = 1) WHERE image = 8", "another vector"),
+    (
+        "UPDATE images SET digest = (SELECT digest FROM images WHERE key = 1) WHERE key = 8",
+        "another item, id or digest",
+    ),
+    ("UPDATE images SET id = 'side' WHERE key = 8", "another item, id or digest"),
+    ("UPDATE images SET item = 9, id = 'third' WHERE key = 8", "another item, id or digest"),
+    ("UPDATE items SET title = 'Changed' WHERE key = 4", "2 images are answered with another item"),
+    ("UPDATE items SET id = 'other' WHERE key = 4", "2 images are answered with another item"),
+    ("UPDATE items SET attributes = replace(attributes, 'true', '1') WHERE key = 4", "answered with another item"),
+    ("DELETE FROM images WHERE key = 9", "found by searches, but the catalogue does not have them"),
+    ("INSERT INTO vectors SELECT 1, 8, 1, vector FROM vectors WHERE image = 9", "found by no search: item-00003/back"),
+]
+
+
+@pytest.mark.parametrize(("statement", "problem"), CHANGES, ids=[problem for _, problem in CHANGES])
+def test_a_row_that_was_changed_behind_the_gallerys_back_is_found(tmp_path: Path, statement: str, problem: str) -> None:
+    gallery = fill(tmp_path / "gallery")
+    if statement.startswith("INSERT"):
+        behind_the_back(gallery, "DELETE FROM vectors WHERE image = 8")
+        mend(gallery, rebuild=True)
+    behind_the_back(gallery, statement)
+    if statement.startswith("DELETE"):
+        behind_the_back(gallery, "DELETE FROM vectors WHERE image = 9")
+    fault = only(verify(gallery))
+    assert problem in fault.problem
+    assert f"compact {gallery} --rebuild" in fault.remedy and "restore a snapshot" in fault.remedy
+    mend(gallery, rebuild=True)
+    assert verify(gallery) == []
+
+
+MALFORMED = [
+    ("UPDATE vectors SET vector = x'00' WHERE image = 8", "1 vectors are not of their bundle's dimension"),
+    ("UPDATE items SET attributes = '{' WHERE key = 4", "1 items have attributes that are no JSON object"),
+    ("UPDATE images SET digest = 'abc' WHERE key = 8", "1 images have a digest that is none"),
+    ("DELETE FROM thumbnails WHERE digest LIKE '%8'", "2 images lack their small picture"),
+    ("DELETE FROM images WHERE key = 8", "1 rows belong to others that are gone"),
+    ("UPDATE counters SET value = 0 WHERE name = 'change'", "rows have a change number that was never given"),
+]
+
+
+@pytest.mark.parametrize(("statement", "problem"), MALFORMED, ids=[problem for _, problem in MALFORMED])
+def test_rows_that_no_write_makes_are_found(tmp_path: Path, statement: str, problem: str) -> None:
+    gallery = fill(tmp_path / "gallery")
+    behind_the_back(gallery, statement)
+    assert any(problem in fault.problem and "restore" in fault.remedy for fault in verify(gallery))
+
+
+def test_a_vector_that_is_not_finite_is_found_before_it_reaches_a_generation(gallery: Path) -> None:
+    wrong = np.full(8, np.nan, "<f2").tobytes()
+    behind_the_back(gallery, "UPDATE vectors SET vector = ? WHERE image = 47", wrong)
+    assert "item-00023/front" in only(verify(gallery)).problem
+
+
+def test_all_faults_are_told_at_once(gallery: Path) -> None:
+    behind_the_back(gallery, "DELETE FROM thumbnails WHERE digest LIKE '%7'")
+    shutil.rmtree(gallery / "generations")
+    assert len(verify(gallery)) == 2
+
+
+def test_the_generation_of_the_previous_bundle_is_checked_too(gallery: Path) -> None:
+    (old,) = (gallery / "generations").iterdir()
+    opened = open_gallery(gallery)
+    opened.upsert([entry(number) for number in range(3)], "c" * 16)
+    opened.activate("c" * 16)
+    opened.close()
+    assert verify(gallery) == []
+    (old / "index.faiss").unlink()
+    fault = only(verify(gallery))
+    assert old.name in fault.problem and "activation" in fault.remedy
+
+
+def test_a_damaged_copy_of_a_bundle_is_found(tmp_path: Path) -> None:
+    bundle = Bundle.load(make_tiny_bundle(tmp_path / "bundle"))
+    gallery = make_tiny_gallery(tmp_path / "gallery", bundle.directory)
+    opened = open_gallery(gallery)
+    opened.keep_bundle(bundle)
+    opened.close()
+    assert verify(gallery) == []
+    model = gallery / "bundles" / bundle.id / "model.onnx"
+    flip(model, 100)
+    fault = only(verify(gallery))
+    assert "is damaged" in fault.problem and bundle.id in fault.remedy
+
+
+def test_writes_and_compactions_meanwhile_are_no_faults(tmp_path: Path) -> None:
+    gallery = fill(tmp_path / "gallery")
+    stop = threading.Event()
+
+    def write() -> None:
+        opened = open_gallery(gallery)
+        number = 20
+        while not stop.is_set():
+            opened.upsert([entry(number)], BUNDLE)
+            opened.delete([f"item-{number - 10:05}"])
+            if number % 10 == 0:
+                opened.compact()
+            number += 1
+        opened.close()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert [fault for _ in range(20) for fault in verify(gallery)] == []
+    finally:
+        stop.set()
+        writer.join()

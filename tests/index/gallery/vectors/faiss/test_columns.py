@@ -1,0 +1,158 @@
+"""Columns: a mask over them says exactly what the filter says of each row, and facets count what is there."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from index.gallery.filters import Filter
+from index.gallery.types import MAX_INTEGER, Attribute
+from index.gallery.vectors.faiss.arrays import open_arrays, write_arrays
+from index.gallery.vectors.faiss.columns import Columns, Facet, encode_columns
+
+Row = dict[str, Attribute]
+
+# Values that are easily confused, and rows with every pair of them; `rare` is what few rows have.
+NUMBERS: list[Attribute] = [0, -0.0, 1, 1.0, 0.1, 1e300, MAX_INTEGER, MAX_INTEGER - 1, -MAX_INTEGER]
+TEXTS: list[Attribute] = ["", "1", "true", "é", "e\u0301", "\uffff", "\U0001f375"]
+VALUES = [*NUMBERS, *TEXTS, False, True]
+ABSENT: list[Attribute] = [0.5, -1e300, 1e301, "0", "zz", "\U0001f376"]
+PAIRS: list[Row] = [
+    *({"price": price, "größe": size} for price in VALUES for size in VALUES),
+    *({"price": value} for value in VALUES),
+    *({"rare": value} for value in VALUES),
+    {},
+]
+numbers, texts, values = st.sampled_from(NUMBERS), st.sampled_from(TEXTS), st.sampled_from(VALUES)
+names = st.sampled_from(["price", "größe", "rare"])
+rows = st.lists(st.dictionaries(names, values), max_size=12)
+
+
+def ranges(bounds: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    lower = st.dictionaries(st.sampled_from(["gte", "gt"]), bounds, max_size=1)
+    upper = st.dictionaries(st.sampled_from(["lte", "lt"]), bounds, max_size=1)
+    return st.builds(lambda low, high: {**low, **high}, lower, upper).filter(bool)
+
+
+conditions = (
+    values
+    | st.lists(values, min_size=1, max_size=5)
+    | ranges(numbers)
+    | ranges(texts)
+    | st.builds(lambda wanted: {"exists": wanted}, st.booleans())
+)
+plain = st.dictionaries(names | st.just("unknown"), conditions, max_size=3)
+filters = st.recursive(
+    plain,
+    lambda inner: st.builds(
+        lambda outer, inner: {**outer, "not": inner},
+        plain,
+        inner.filter(bool) | st.lists(inner.filter(bool), min_size=1, max_size=3),
+    ),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(rows, filters)
+@example([{}, {"price": 1}, {"price": True}, {"price": "1"}, {"price": 1.0}], {"price": 1})
+@example([{}, {"price": 5}, {"price": 6}], {"not": {"price": {"gt": 5}}})
+@example([{}, {"price": -0.0}], {"price": {"gte": 0}})
+@example([{}, {"price": 5}, {"price": 6}], {"price": {"gte": 5, "lte": 6}})
+@example([{}, {}, {}, {}, {"price": 5}], {"price": {"exists": False}})
+@example([], {"price": {"exists": False}})
+def test_the_mask_says_what_the_filter_says_of_each_row(rows: list[Row], document: dict[str, Any]) -> None:
+    columns, wanted = Columns(encode_columns(rows)), Filter.parse(document)
+    mask = columns.mask(wanted)
+    assert mask.dtype == np.bool_ and len(columns) == len(rows)
+    assert mask.tolist() == [wanted.matches(row) for row in rows]
+
+
+def test_every_condition_and_its_negation_is_answered_right_for_every_pair_of_values() -> None:
+    columns = Columns(encode_columns(PAIRS))
+    bounds = [value for value in [*VALUES, *ABSENT] if not isinstance(value, bool)]
+    conditions: list[object] = [*VALUES, *ABSENT, [True, "1", 0.5], {"exists": True}, {"exists": False}]
+    conditions += [{comparison: bound} for comparison in ("gte", "gt", "lte", "lt") for bound in bounds]
+    for name, condition in product(["price", "größe", "rare", "unknown"], conditions):
+        for document in ({name: condition}, {"not": {name: condition}}):
+            wanted = Filter.parse(document)
+            assert columns.mask(wanted).tolist() == [wanted.matches(row) for row in PAIRS], document
+            assert Filter.parse(wanted.document) == wanted
+
+
+@settings(deadline=None)
+@given(rows, st.integers(0, 4), st.randoms(use_true_random=False))
+def test_facets_count_the_values_of_the_allowed_rows(rows: list[Row], limit: int, random: Any) -> None:
+    allowed = np.array([random.random() < 0.7 for _ in rows], np.bool_)
+    expected: dict[str, dict[tuple[bool, Attribute], int]] = {}
+    for row, kept in zip(rows, allowed, strict=True):
+        for name, value in row.items() if kept else ():
+            counts = expected.setdefault(name, {})
+            counts[isinstance(value, bool), value] = counts.get((isinstance(value, bool), value), 0) + 1
+    facets = Columns(encode_columns(rows)).facets(limit, allowed)
+    assert [facet.name for facet in facets] == sorted(expected)
+    for facet in facets:
+        counts = expected[facet.name]
+        assert facet.distinct == len(counts)
+        assert [count for _, count in facet.values] == sorted(counts.values(), reverse=True)[:limit]
+        assert all(counts[isinstance(value, bool), value] == count for value, count in facet.values)
+        numbers = [value for truth, value in counts if not truth and not isinstance(value, str)]
+        assert (facet.minimum, facet.maximum) == (min(numbers, default=None), max(numbers, default=None))
+
+
+def test_a_facet_names_frequent_values_first_and_the_span_of_numbers() -> None:
+    rows: list[Row] = [{"size": 4.5}, {"size": "large"}, {"size": 3}, {"size": "large"}, {"size": True}, {}]
+    columns = Columns(encode_columns(rows))
+    values: list[tuple[Attribute, int]] = [("large", 2), (3, 1), (4.5, 1), (True, 1)]
+    assert columns.facets(10) == [Facet(name="size", values=values, minimum=3, maximum=4.5, distinct=4)]
+    assert columns.facets(2)[0].values == values[:2]
+    only = columns.facets(10, np.array([True, False, False, False, False, True]))
+    assert only == [Facet(name="size", values=[(4.5, 1)], minimum=4.5, maximum=4.5, distinct=1)]
+
+
+def test_no_rows_and_rows_without_attributes_have_empty_columns() -> None:
+    without: list[list[Row]] = [[], [{}, {}]]
+    for rows in without:
+        columns = Columns(encode_columns(rows))
+        assert (len(columns), columns.names, columns.facets(5)) == (len(rows), [], [])
+        assert columns.mask(Filter()).tolist() == [True] * len(rows)
+        assert columns.mask(Filter.parse({"price": 5})).tolist() == [False] * len(rows)
+
+
+def test_columns_are_searched_from_a_file(tmp_path: Path) -> None:
+    rows: list[Row] = [
+        {"brand": "Acme", "price": n, "rare": "yes"} if n % 10 == 0 else {"price": n} for n in range(100)
+    ]
+    write_arrays(tmp_path / "columns", encode_columns(rows))
+    columns = Columns(open_arrays(tmp_path / "columns"))
+    assert columns.names == ["brand", "price", "rare"]
+    wanted = Filter.parse({"price": {"gte": 20, "lt": 60}, "rare": "yes", "not": {"price": [30, 50]}})
+    assert np.flatnonzero(columns.mask(wanted)).tolist() == [20, 40]
+    assert columns.mask(Filter.parse({"rare": {"exists": False}})).sum() == 90
+
+
+@pytest.mark.parametrize(("distinct", "size"), [(100, 1), (127, 2), (5_000, 2), (33_000, 4)])
+def test_codes_take_no_more_bytes_than_the_values_need(distinct: int, size: int) -> None:
+    arrays = encode_columns({"sku": f"{n:05}"} for n in range(distinct))
+    assert arrays["column/0/codes"].itemsize == size
+    last = Filter.parse({"sku": f"{distinct - 1:05}"})
+    assert np.flatnonzero(Columns(arrays).mask(last)).tolist() == [distinct - 1]
+
+
+def test_thousands_of_rare_attributes_cost_what_their_values_do() -> None:
+    arrays = encode_columns({f"attribute-{n}": n} for n in range(3_000))
+    assert sum(values.nbytes for values in arrays.values()) < 3_000 * 100
+    columns = Columns(arrays)
+    assert np.flatnonzero(columns.mask(Filter.parse({"attribute-2000": 2_000}))).tolist() == [2_000]
+
+
+def test_the_same_rows_give_the_same_arrays_whatever_order_attributes_come_in() -> None:
+    one = encode_columns([{"a": 1, "b": "x"}, {"b": "y", "a": -0.0}])
+    other = encode_columns([{"b": "x", "a": 1.0}, {"a": 0, "b": "y"}])
+    assert {name: values.tobytes() for name, values in one.items()} == {
+        name: values.tobytes() for name, values in other.items()
+    }

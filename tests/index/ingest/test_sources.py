@@ -1,0 +1,257 @@
+"""Sources: what is written to any kind of table is read back, and mistakes are told before any image is opened."""
+
+import csv
+import gzip
+import json
+import tracemalloc
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from index.errors import LookalikeError
+from index.gallery.types import Attribute, Item
+from index.ingest.sources import Checked, Source, SourceImage
+
+PHOTO = b"the bytes of a photo"
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
+    return path
+
+
+WRITERS = {".csv": write_csv, ".jsonl": write_json_lines, ".ndjson": write_json_lines, ".parquet": write_parquet}
+ROWS = [
+    {"item_id": "a", "image": "1.jpg", "title": "A ball", "colour": "red", "price": 4.5},
+    {"item_id": "a", "image": "2.jpg", "title": "A ball", "colour": "red", "price": 4.5},
+    {"item_id": "b", "image": "sub/3.jpg", "title": "A cube", "colour": "blue", "price": 7.0},
+]
+
+
+def attributes(source: Source) -> list[dict[str, Attribute]]:
+    return [image.item.attributes for image in source]
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_every_format_tells_the_same_items(tmp_path: Path, suffix: str) -> None:
+    table = WRITERS[suffix](tmp_path / f"catalogue{suffix}", ROWS)
+    source = Source([table])
+    ball = Item(id="a", title="A ball", attributes={"colour": "red", "price": 4.5})
+    cube = Item(id="b", title="A cube", attributes={"colour": "blue", "price": 7.0})
+    assert list(source) == [
+        SourceImage(ball, "1.jpg", str(tmp_path / "1.jpg")),
+        SourceImage(ball, "2.jpg", str(tmp_path / "2.jpg")),
+        SourceImage(cube, "sub/3.jpg", str(tmp_path / "sub/3.jpg")),
+    ]
+    assert source.check() == Checked(tables=1, rows=3, images=3)
+
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
+IDS = TEXTS.filter(bool)
+NUMBERS = st.integers(-(2**53), 2**53) | st.floats(-(2.0**53), 2.0**53, allow_nan=False)
+FULL = st.fixed_dictionaries({"item_id": IDS, "image": IDS.map("p/{}".format), "title": TEXTS, "url": TEXTS})
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_typed_tables_give_back_what_was_written(tmp_path: Path, suffix: str, data: st.DataObject) -> None:
+    kinds: list[st.SearchStrategy[Attribute]] = [st.integers(-99, 99), st.floats(-9, 9), st.booleans(), TEXTS]
+    kind = data.draw(st.sampled_from(kinds))
+    rows = data.draw(st.lists(FULL, min_size=1, max_size=5))
+    sizes = data.draw(st.lists(st.none() | kind, min_size=len(rows), max_size=len(rows)))
+    written = [{**row, "size": size} for row, size in zip(rows, sizes, strict=True)]
+    table = WRITERS[suffix](tmp_path / f"t{suffix}", written)
+    expected = [
+        Item(id=row["item_id"], title=row["title"], url=row["url"], attributes={} if size is None else {"size": size})
+        for row, size in zip(rows, sizes, strict=True)
+    ]
+    images = list(Source([table]))
+    assert [image.item for image in images] == expected
+    assert [image.image_id for image in images] == [row["image"] for row in rows]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.tuples(FULL, NUMBERS | st.booleans() | IDS.map("text {}".format)), min_size=1, max_size=5))
+def test_a_csv_gives_back_what_was_written(tmp_path: Path, rows: list[tuple[dict[str, str], Attribute]]) -> None:
+    table = write_csv(tmp_path / "t.csv", [{**row, "size": size} for row, size in rows])
+    images = list(Source([table]))
+    assert [image.item.attributes["size"] for image in images] == [size for _, size in rows]
+    assert [type(image.item.attributes["size"]) for image in images] == [type(size) for _, size in rows]
+    assert [image.item.id for image in images] == [row["item_id"] for row, _ in rows]
+
+
+@pytest.mark.parametrize(
+    ("cell", "value"),
+    [
+        ("12", 12),
+        ("-.5", -0.5),
+        ("1e3", 1000.0),
+        ("True", True),
+        ("false", False),
+        ("007", "007"),
+        ("+49", "+49"),
+        ("1_000", "1_000"),
+        ("nan", "nan"),
+        ("9007199254740993", "9007199254740993"),
+        ("12345678901234567890", "12345678901234567890"),
+        ("yes", "yes"),
+    ],
+)
+def test_a_csv_cell_becomes_a_number_only_where_nothing_is_lost(tmp_path: Path, cell: str, value: Attribute) -> None:
+    table = write_csv(tmp_path / "t.csv", [{"item_id": "1", "image": "a.jpg", "x": cell, "empty": ""}])
+    (found,) = attributes(Source([table]))
+    assert found == {"x": value} and type(found["x"]) is type(value)
+
+
+def test_json_lines_may_list_images_and_nest_attributes(tmp_path: Path) -> None:
+    row = {"item_id": 7, "image": ["a.jpg", "https://example.com/b.jpg"], "attributes": {"size": 3, "none": None}}
+    images = list(Source([write_json_lines(tmp_path / "t.jsonl", [row])]))
+    item = Item(id="7", attributes={"size": 3})
+    assert images == [
+        SourceImage(item, "a.jpg", str(tmp_path / "a.jpg")),
+        SourceImage(item, "https://example.com/b.jpg", "https://example.com/b.jpg"),
+    ]
+
+
+def test_parquet_dates_decimals_and_times_become_texts_and_numbers(tmp_path: Path) -> None:
+    moment = datetime(2026, 5, 4, 3, 2, 1, 999, tzinfo=UTC)
+    table = pyarrow.table(
+        {
+            "item_id": [1],
+            "image": [["a.jpg"]],
+            "day": [date(2026, 5, 4)],
+            "price": [Decimal("4.50")],
+            "stock": [Decimal("12.00")],
+            "fine": pyarrow.array([moment], pyarrow.timestamp("ns", "UTC")).cast(pyarrow.timestamp("ns", "UTC")),
+            "gone": pyarrow.array([float("nan")], from_pandas=False),
+        }
+    )
+    parquet.write_table(table, tmp_path / "t.parquet")
+    assert attributes(Source([tmp_path / "t.parquet"])) == [
+        {"day": "2026-05-04", "price": 4.5, "stock": 12, "fine": "2026-05-04T03:02:01.000999+00:00"}
+    ]
+
+
+def test_columns_are_mapped_and_attributes_limited(tmp_path: Path) -> None:
+    rows = [{"sku": "a", "photo": "1.jpg", "photo_id": "front", "colour": "red", "cost": 3}]
+    table = write_csv(tmp_path / "t.csv", rows)
+    mapping = {"item_id": "sku", "image": "photo", "image_id": "photo_id"}
+    source = Source([table], columns=mapping, attributes=["colour"], images="/photos")
+    source.check()
+    assert list(source) == [SourceImage(Item(id="a", attributes={"colour": "red"}), "front", "/photos/1.jpg")]
+
+
+def test_several_addresses_patterns_and_folders_are_one_source(tmp_path: Path) -> None:
+    for name in ("2.csv", "1.csv"):
+        write_csv(tmp_path / name, [{"item_id": name, "image": "a.jpg"}])
+    (tmp_path / "3.jsonl.gz").write_bytes(gzip.compress(b'{"item_id": "packed", "image": "a.jpg"}\n'))
+    (tmp_path / "shop" / "ball").mkdir(parents=True)
+    (tmp_path / "shop" / "ball" / "b.JPG").write_bytes(PHOTO)
+    (tmp_path / "shop" / "ball" / "notes.txt").write_text("no photo")
+    source = Source([str(tmp_path / "*.csv"), tmp_path / "shop", f"file://{tmp_path}/3.jsonl.gz"])
+    assert [image.item.id for image in source] == ["1.csv", "2.csv", "ball", "packed"]
+    assert source.check() == Checked(tables=3, rows=3, images=4)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.csv", "sku,photo\n1,a.jpg\n", "no column 'item_id' and no 'image'; it has sku, photo.*item_id=sku"),
+        ("t.csv", "", "no column .*it has none"),
+        ("t.csv", "item_id,image,image\n", "two columns 'image'"),
+        ("t.csv", "item_id,image\n", "names no images"),
+        ("t.csv", "item_id,image\n1,a.jpg\n2,\n", "t.csv, line 3: no value for 'image', only for item_id"),
+        ("t.csv", "item_id,image\n1,a.jpg,surplus\n", "line 2: 3 fields under 2 columns"),
+        ("t.csv", "item_id,image\n1,htp://example.com/a.jpg\n", "line 2: 'htp.*no address that is known"),
+        ("t.csv", f"item_id,image\n1,{'x' * 600}\n", "line 2: image_id: .* has 600 characters"),
+        ("t.csv.gz", gzip.compress(b"item_id,image\n1,a.jpg\n", mtime=0)[:-9], "Compressed file ended"),
+        ("t.csv", b"item_id,image\n1,\xff\n", "utf-8"),
+        ("t.jsonl", '{"item_id": 1, "image": "a"}\n{"item_id": 2\n', "line 2: no JSON"),
+        ("t.jsonl", '{"sku": 1, "image": "a"}\n', "line 1: no value for 'item_id', only for sku, image"),
+        ("t.jsonl", '{"item_id": "1", "image": "a", "size": [1]}\n', r"line 1: attributes.size: .* text, a number"),
+        ("t.jsonl", '{"item_id": "1", "image": "a", "x": 1, "attributes": {"x": 2}}\n', "'x' is a column and"),
+        ("t.jsonl", '{"item_id": "1", "image": ["a", "b"], "image_id": "c"}\n', "line 1: image_id: 1 for 2 images"),
+        ("t.jsonl", '{"item_id": "\\ud800", "image": "a"}\n', "line 1: id"),
+        ("t.jsonl", '{"item_id": "1", "image": "\\ud800"}\n', "line 1: .*surrogates not allowed"),
+        ("t.jsonl", "[]\n", "line 1: no JSON object"),
+        ("t.parquet", "no parquet", "no Parquet table"),
+        ("t.xlsx", "", "no table of a known format"),
+    ],
+)
+def test_a_wrong_table_is_refused_before_any_work(
+    tmp_path: Path, name: str, content: str | bytes, message: str
+) -> None:
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(LookalikeError, match=message):
+        Source([tmp_path / name]).check()
+
+
+def test_a_nested_value_of_parquet_is_told_with_row_and_column(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"item_id": "1", "image": "a", "size": None},
+        {"item_id": "2", "image": "b", "size": {"x": 1}},
+    ]
+    with pytest.raises(LookalikeError, match=r"t.parquet, row 2: attributes.size: "):
+        Source([write_parquet(tmp_path / "t.parquet", rows)]).check()
+
+
+def test_bad_rows_of_all_tables_are_told_together(tmp_path: Path) -> None:
+    (tmp_path / "1.csv").write_text("item_id,image\n1,\n,a.jpg\n3,fine.jpg\n")
+    (tmp_path / "2.csv").write_text("item_id,image\n" + "1,\n" * 30)
+    with pytest.raises(LookalikeError) as caught:
+        Source([tmp_path / "1.csv", tmp_path / "2.csv"]).check()
+    assert caught.value.problem.count(", line ") == 10
+    assert "1.csv, line 3" in str(caught.value) and "2.csv, line 9" in str(caught.value)
+
+
+def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
+    table = write_csv(tmp_path / "t.csv", [{"item_id": "1", "image": "a.jpg", "colour": "", "size": 1}])
+    with pytest.raises(LookalikeError, match="Nothing matches"):
+        Source([str(tmp_path / "*.parquet")]).check()
+    with pytest.raises(LookalikeError, match="No source at"):
+        Source([tmp_path / "missing.csv"]).check()
+    with pytest.raises(LookalikeError, match="No column 'sku' can be mapped"):
+        Source([table], columns={"sku": "item_id"})
+    with pytest.raises(LookalikeError, match="no column 'name'"):
+        Source([table], columns={"title": "name"}).check()
+    with pytest.raises(LookalikeError, match="attribute 'color'; there are colour, size"):
+        Source([table], attributes=["color"]).check()
+    Source([table], attributes=["colour"]).check()  # a column without a value today is no mistake
+    with pytest.raises(LookalikeError, match="gopher://"):
+        Source(["gopher://example.com/t.csv"]).check()
+
+
+def test_a_long_table_is_a_stream(tmp_path: Path) -> None:
+    def peak(rows: int) -> int:
+        with (tmp_path / "t.csv").open("w") as file:
+            file.write("item_id,image,colour\n")
+            file.writelines(f"{number},{number}.jpg,red\n" for number in range(rows))
+        tracemalloc.start()
+        assert Source([tmp_path / "t.csv"]).check().images == rows
+        used = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return used
+
+    peak(10)  # what is allocated once
+    assert peak(5_000) < 2 * peak(200) + 100_000

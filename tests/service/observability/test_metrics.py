@@ -1,0 +1,308 @@
+"""What the service tells about itself: figures, lines and spans, and that it ends without breaking off."""
+
+import json
+import logging
+import os
+import re
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, get_args
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from prometheus_client.parser import text_string_to_metric_families
+
+from index.gallery.jobs import JOBS_FILE, State, opened_jobs
+from service import search_pipeline
+from service.auth.api_keys import KeyRing
+from service.observability.logging import JsonFormatter, TextFormatter
+from service.observability.metrics import memory_limit
+from service.settings import Settings
+from tests.service.conftest import problem, running, serving
+from tests.support.tiny_bundle import make_tiny_bundle
+from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
+
+PHOTO = {"image": tiny_photo(2, 5)}
+
+
+def figures(page: str) -> dict[str, float]:
+    """Each sample by its name and labels, as `name{a=x,b=y}`."""
+    found = {}
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            found[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return found
+
+
+@pytest.fixture
+def fresh(settings: Settings) -> Iterator[httpx.Client]:
+    """A service that nobody else asks."""
+    with serving(settings) as client:
+        yield client
+
+
+def test_requests_and_stages_are_counted(fresh: httpx.Client) -> None:
+    for _ in range(3):
+        assert fresh.post("/v1/search", files=PHOTO).status_code == 200
+    fresh.post("/v1/search")
+    page = fresh.get("/metrics")
+    assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
+    told = figures(page.text)
+    assert told["lookalike_requests_total{method=POST,route=/v1/search,status=200}"] == 3
+    assert told["lookalike_requests_total{method=POST,route=/v1/search,status=422}"] == 1
+    assert told["lookalike_request_seconds_count{method=POST,route=/v1/search}"] == 4
+    for stage in ("decode", "wait", "embed", "search"):
+        assert told[f"lookalike_stage_seconds_count{{stage={stage}}}"] == 3
+    assert told["lookalike_batch_photos_sum"] == 3
+    assert told["lookalike_queue_photos"] == told["lookalike_working_requests"] == 0
+    assert told[f"process_resident_memory_bytes{{pid={os.getpid()}}}"] > 1e6
+
+
+def test_the_gallery_and_the_model_are_told(fresh: httpx.Client) -> None:
+    before = time.time()
+    status, told = fresh.get("/v1/status").json(), figures(fresh.get("/metrics").text)
+    gallery = status["gallery"]
+    assert (told["lookalike_gallery_items"], told["lookalike_gallery_images"]) == (gallery["items"], gallery["images"])
+    assert told["lookalike_gallery_change"] == gallery["change"] == told["lookalike_gallery_generation_change"]
+    assert (told["lookalike_gallery_pending_images"], told["lookalike_gallery_recall"]) == (0, gallery["recall"])
+    for what in ("change", "generation"):
+        assert before - 1 <= told[f"lookalike_gallery_{what}_seen_timestamp_seconds"] <= time.time()
+    (bundle,) = [name for name in told if name.startswith("lookalike_bundle_info")]
+    assert status["bundle"]["id"] in bundle and status["provider"] in bundle
+
+
+def test_the_newest_job_of_each_state_is_told(settings: Settings, tmp_path: Path) -> None:
+    bundle = make_tiny_bundle(tmp_path / "bundle")
+    gallery = make_tiny_gallery(tmp_path / "gallery", bundle)
+    with serving(settings.model_copy(update={"gallery": gallery, "bundle": bundle})) as client:
+        with opened_jobs(gallery) as history:
+            done = history.newest()[0].updated
+            history.begin("catalogue.csv", "b" * 16).update(state="failed", message="no such table")
+            failed = history.newest()[0].updated
+        told = figures(client.get("/metrics").text)
+        ended = {state: told[f"lookalike_job_updated_timestamp_seconds{{state={state}}}"] for state in get_args(State)}
+        never = {"running": 0, "partial": 0, "cancelled": 0, "interrupted": 0}
+        assert ended == {"done": done, "failed": failed, **never}
+        (gallery / JOBS_FILE).write_bytes(b"no database" * 1000)
+        broken = client.get("/metrics")
+        assert broken.status_code == 200 and "lookalike_gallery_items 8" in broken.text
+
+
+def test_a_service_with_nothing_to_search_is_not_ready(settings: Settings, tmp_path: Path) -> None:
+    empty = settings.model_copy(update={"gallery": tmp_path / "gallery", "bundle": None, "create": True})
+    with serving(empty) as client:
+        assert client.get("/readyz").status_code == 503
+        assert figures(client.get("/metrics").text)["lookalike_ready"] == 0
+    with serving(settings) as client:
+        assert client.get("/readyz").status_code == 200
+        assert figures(client.get("/metrics").text)["lookalike_ready"] == 1
+
+
+def test_the_memory_limit_is_the_containers_or_else_the_machines(tmp_path: Path) -> None:
+    machine = memory_limit(tmp_path)
+    assert machine > 2**28
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory_limit(tmp_path) == machine
+    (tmp_path / "memory.max").write_text("134217728\n")
+    assert memory_limit(tmp_path) == 2**27
+
+
+def test_every_metric_of_the_operators_page_is_told(fresh: httpx.Client) -> None:
+    fresh.post("/v1/search", files=PHOTO)
+    page = (Path(__file__).parents[3] / "docs" / "monitor.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `?.*", page, re.MULTILINE))
+    names = {name for row in documented for name in re.findall(r"`((?:lookalike|process)_\w+)", row)}
+    told = fresh.get("/metrics").text
+    families = set(re.findall(r"^# TYPE (\w+)", told, re.MULTILINE))
+    assert len(names) > 15 and names <= families
+    assert {family for family in families if family.startswith("lookalike_")} <= names
+
+
+def test_what_clients_make_up_becomes_no_label(fresh: httpx.Client) -> None:
+    for number in range(5):
+        fresh.get(f"/nowhere/{number}")
+        fresh.get(f"/media/{number}.jpg")
+        fresh.get(f"/web/{number}.js")
+        fresh.request(f"MADE{number}", "/v1/search")
+    told = figures(fresh.get("/metrics").text)
+    counted = {name: value for name, value in told.items() if name.startswith("lookalike_requests_total")}
+    assert counted == {
+        "lookalike_requests_total{method=GET,route=none,status=404}": 5,
+        "lookalike_requests_total{method=GET,route=/media/{digest}.jpg,status=404}": 5,
+        "lookalike_requests_total{method=GET,route=/web,status=404}": 5,
+        "lookalike_requests_total{method=other,route=/v1/search,status=405}": 5,
+    }
+
+
+def test_refused_requests_are_counted_by_their_reason(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = KeyRing(tmp_path / "keys.json").create("shop", ["search"])
+    small = {"keys": tmp_path / "keys.json", "max_requests": 1, "rate": 0.1, "burst": 2}
+    may_go_on, decode = threading.Event(), search_pipeline._pixels
+
+    def decode_late(*given: Any) -> Any:
+        assert may_go_on.wait(60)
+        return decode(*given)
+
+    monkeypatch.setattr(search_pipeline, "_pixels", decode_late)
+    with serving(settings.model_copy(update=small)) as client, ThreadPoolExecutor(1) as pool:
+        problem(client.get("/metrics"), 401, "key-missing")
+        client.headers["X-API-Key"] = key
+        try:
+            first = pool.submit(client.post, "/v1/search", files=PHOTO)
+            while figures_of(tmp_path, client)["lookalike_working_requests"] < 1:
+                time.sleep(0.01)
+            overloaded = client.post("/v1/search", files=PHOTO)
+        finally:
+            may_go_on.set()
+        assert int(overloaded.headers["Retry-After"]) >= 1
+        problem(overloaded, 503, "overloaded")
+        assert first.result().status_code == 200
+        problem(client.post("/v1/search", files=PHOTO), 429, "too-many-requests")
+        told = figures_of(tmp_path, client)
+        assert told["lookalike_refused_total{reason=requests}"] == told["lookalike_refused_total{reason=rate}"] == 1
+
+
+def figures_of(folder: Path, client: httpx.Client) -> dict[str, float]:
+    """Read with a key of its own, so that reading takes nothing from another's rate."""
+    scraper = KeyRing(folder / "keys.json").create("scraper", ["search"])
+    return figures(client.get("/metrics", headers={"X-API-Key": scraper}).text)
+
+
+def test_a_line_of_the_log_cannot_be_forged(caplog: pytest.LogCaptureFixture) -> None:
+    record = logging.LogRecord("service", logging.INFO, "", 0, "asked for %s", ("a\nERROR b\x1b[31m\u2028",), None)
+    line = TextFormatter().format(record)
+    assert "\n" not in line and "\x1b" not in line and r"a\nERROR b\x1b[31m" in line
+    assert json.loads(JsonFormatter().format(record))["message"].startswith("asked for a\n")
+    assert len(JsonFormatter().format(record).splitlines()) == 1
+
+
+def test_every_line_is_json_and_every_request_has_one(settings: Settings, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.json"
+    token = KeyRing(keys).create("shop", ["search"])
+    variables = {"LOOKALIKE_LOG_FORMAT": "json", "LOOKALIKE_LOG_LEVEL": "debug", "LOOKALIKE_KEYS": str(keys)}
+    with running(settings, tmp_path, **variables) as service:
+        headers = {"X-API-Key": token, "X-Request-Id": "shop-7"}
+        httpx.post(f"{service.address}/v1/search", files=PHOTO, headers=headers)
+        httpx.get(f"{service.address}/healthz")
+        chunks = (b"IHDR" + struct.pack(">IIBBBBB", 20_000, 20_000, 8, 2, 0, 0, 0), b"IDAT")  # Pillow warns of so many
+        bomb = b"".join(struct.pack(">I", len(it) - 4) + it + struct.pack(">I", zlib.crc32(it)) for it in chunks)
+        refused = httpx.post(
+            f"{service.address}/v1/search", files={"image": b"\x89PNG\r\n\x1a\n" + bomb}, headers=headers
+        )
+        problem(refused, 413, "image-too-many-pixels")
+    text = service.log.read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    asked, probed, _ = [line for line in lines if line["logger"] == "service.requests"]
+    told = {name: asked[name] for name in ("method", "route", "status", "key", "client", "request_id", "level")}
+    assert told == {
+        "method": "POST",
+        "route": "/v1/search",
+        "status": 200,
+        "key": token.split("_")[1],
+        "client": "127.0.0.1",
+        "request_id": "shop-7",
+        "level": "info",
+    }
+    assert asked["milliseconds"] > 0 and (probed["route"], probed["level"]) == ("/healthz", "debug")
+    assert "uvicorn.error" in {line["logger"] for line in lines}
+    assert token not in text and token.split("_")[2] not in text
+
+
+def test_a_first_start_says_what_is_missing_and_how_to_get_it(settings: Settings, tmp_path: Path) -> None:
+    keys, empty = tmp_path / "keys.json", settings.model_copy(update={"gallery": tmp_path / "gallery"})
+    with running(empty, tmp_path, LOOKALIKE_CREATE="true", LOOKALIKE_KEYS=str(keys)) as service:
+        waiting = problem(httpx.get(f"{service.address}/readyz"), 503, "not-ready")
+        assert "lookalike reindex" in waiting["remedy"]
+    told = service.log.read_text()
+    assert told.count("lookalike keys create") == told.count("lookalike reindex") == 1
+    assert f"NO KEY YET in {keys}" in told and f"EMPTY GALLERY {tmp_path / 'gallery'}" in told
+    KeyRing(keys).create("shop", ["search"])
+    with running(settings, tmp_path, LOOKALIKE_KEYS=str(keys)) as service:
+        pass
+    assert "WARNING" not in service.log.read_text()
+
+
+def test_processes_are_told_as_one_service(settings: Settings, tmp_path: Path) -> None:
+    with running(settings, tmp_path, LOOKALIKE_WORKERS="2") as service:
+        told: dict[str, float] = {}
+        sent, deadline = 0, time.monotonic() + 60
+        while sum(name.startswith("process_open_fds") for name in told) < 2:
+            assert time.monotonic() < deadline, service.log.read_text()
+            for _ in range(5):  # each on a connection of its own, which either process may accept
+                assert httpx.post(f"{service.address}/v1/search", files=PHOTO, timeout=60).status_code == 200
+            sent += 5
+            told = figures(httpx.get(f"{service.address}/metrics").text)
+            assert told["lookalike_requests_total{method=POST,route=/v1/search,status=200}"] == sent
+        assert told["lookalike_stage_seconds_count{stage=search}"] == sent
+        assert (told["lookalike_gallery_items"], told["lookalike_working_requests"]) == (8, 0)
+
+
+@contextmanager
+def collecting() -> Iterator[tuple[str, list[Span]]]:
+    """A collector of spans, as OpenTelemetry's protocol has it."""
+    spans: list[Span] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                for scope in resource.scope_spans:
+                    spans.extend(scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", spans
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_spans_continue_the_clients_trace(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    with collecting() as (address, spans):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
+        with serving(settings) as client:
+            client.post("/v1/search", files=PHOTO, headers={"traceparent": f"00-{trace}-{parent}-01"})
+    by_name = {span.name: span for span in spans}
+    assert set(by_name) == {"POST /v1/search", "decode", "wait", "embed", "search"}
+    whole = by_name["POST /v1/search"]
+    assert whole.parent_span_id.hex() == parent and {span.trace_id.hex() for span in spans} == {trace}
+    attributes = {each.key: each.value for each in whole.attributes}
+    assert attributes["http.response.status_code"].int_value == 200
+    for stage in ("decode", "wait", "embed", "search"):
+        span = by_name[stage]
+        assert span.parent_span_id == whole.span_id and span.start_time_unix_nano <= span.end_time_unix_nano
+    order = [by_name[stage].end_time_unix_nano for stage in ("decode", "wait", "embed", "search")]
+    assert order == sorted(order)
+
+
+def test_without_an_endpoint_nothing_that_sends_spans_is_loaded(settings: Settings) -> None:
+    probe = (
+        "import sys; from service.app import create_app; from service.settings import Settings;"
+        f"create_app(Settings(gallery={str(settings.gallery)!r}));"
+        "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
+    )
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, env=clean)
+    assert told.stdout.strip() == "[]"

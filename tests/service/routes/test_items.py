@@ -1,0 +1,476 @@
+"""Items one by one: written once or twice, by one or by many, and found by the very next search."""
+
+import base64
+import io
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+from PIL import Image
+
+from service import item_writer
+from service.auth.api_keys import KeyRing
+from service.settings import Settings
+from tests.service.conftest import problem, serving
+from tests.support.tiny_bundle import make_tiny_bundle
+from tests.support.tiny_gallery import COLOURS, index_source, make_tiny_gallery, tiny_photo, write_tiny_source
+
+MUG = {"title": "A mug", "url": "https://shop.example/mug", "attributes": {"category": "mug", "price": 12.5}}
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A service whose gallery these tests may write."""
+    root = tmp_path_factory.mktemp("writable")
+    gallery = make_tiny_gallery(root / "gallery", make_tiny_bundle(root / "bundle"))
+    with serving(Settings(gallery=gallery, threads=1, max_batch=4)) as client:
+        yield client
+
+
+def coloured(*colour: int) -> bytes:
+    """A photo that no other item of the gallery resembles."""
+    out = io.BytesIO()
+    image = Image.new("RGB", (64, 64), colour)
+    image.paste((255, 255, 255), (0, 0, 64, 16))
+    image.save(out, "PNG")
+    return out.getvalue()
+
+
+def in_json(image_id: str, photo: bytes) -> dict[str, str]:
+    return {"id": image_id, "image": base64.b64encode(photo).decode()}
+
+
+def best(client: httpx.Client, photo: bytes) -> dict[str, Any]:
+    """The first item that a search answers."""
+    found: dict[str, Any] = client.post("/v1/search?top=1", files={"image": photo}).json()["items"][0]
+    return found
+
+
+def image_ids(response: httpx.Response) -> list[str]:
+    assert response.status_code in (200, 201), response.text
+    return [image["id"] for image in response.json()["images"]]
+
+
+# Storing
+
+
+def test_an_item_is_found_by_the_search_after_its_put(shop: httpx.Client) -> None:
+    photo = coloured(10, 200, 120)
+    put = shop.put("/v1/items/mug-1", json={**MUG, "images": [in_json("front", photo)]})
+    assert put.status_code == 201
+    found = best(shop, photo)
+    assert (found["id"], found["image"]["id"]) == ("mug-1", "front")
+    assert found["score"] == pytest.approx(1, abs=1e-3)
+    assert found["attributes"] == MUG["attributes"]
+    stored = shop.get("/v1/items/mug-1")
+    assert stored.json() == put.json() and stored.headers["etag"] == put.headers["etag"]
+    assert stored.headers["etag"] == f'"{stored.json()["version"]}"'
+    assert shop.get(stored.json()["images"][0]["url"]).headers["content-type"] == "image/jpeg"
+
+
+def test_the_same_put_again_changes_nothing(shop: httpx.Client) -> None:
+    body = {**MUG, "images": [in_json("front", tiny_photo(0, 3)), in_json("back", tiny_photo(1, 3))]}
+    first = shop.put("/v1/items/twice", json=body)
+    change = shop.get("/v1/status").json()["gallery"]["change"]
+    again = shop.put("/v1/items/twice", json=body)
+    assert (first.status_code, again.status_code) == (201, 200)
+    assert again.headers["etag"] == first.headers["etag"] and again.json() == first.json()
+    assert shop.get("/v1/status").json()["gallery"]["change"] == change
+
+
+def test_images_stay_unless_they_are_given(shop: httpx.Client) -> None:
+    body = {**MUG, "images": [in_json("a", tiny_photo(0, 1)), in_json("b", tiny_photo(1, 1))]}
+    shop.put("/v1/items/images", json=body)
+    renamed = shop.put("/v1/items/images", json={"title": "Renamed"})
+    assert image_ids(renamed) == ["a", "b"]
+    assert (renamed.json()["title"], renamed.json()["url"], renamed.json()["attributes"]) == ("Renamed", "", {})
+    replaced = shop.put("/v1/items/images", json={"images": [in_json("b", tiny_photo(1, 1)), in_json("c", b"?")]})
+    problem(replaced, 415, "image-unsupported")
+    assert image_ids(shop.get("/v1/items/images")) == ["a", "b"], "a put that is refused changes nothing"
+    body = {"images": [in_json("b", tiny_photo(1, 1)), in_json("c", tiny_photo(2, 1))]}
+    assert image_ids(shop.put("/v1/items/images", json=body)) == ["b", "c"]
+    assert image_ids(shop.put("/v1/items/images", json={"images": []})) == []
+    assert shop.post("/v1/search", json={"item_id": "images"}).status_code == 404
+
+
+def test_another_photo_under_the_same_id_takes_the_place_of_the_first(shop: httpx.Client) -> None:
+    old, new = coloured(90, 10, 10), coloured(10, 10, 90)
+    shop.put("/v1/items/changed", json={**MUG, "images": [in_json("front", old)]})
+    shop.put("/v1/items/changed", json={**MUG, "images": [in_json("front", new)]})
+    assert best(shop, new)["id"] == "changed"
+    assert best(shop, new)["score"] > 0.99 > best(shop, old)["score"]
+
+
+def test_a_form_brings_photos_as_files_named_by_their_ids(shop: httpx.Client) -> None:
+    photo = coloured(200, 40, 120)
+    files = [("image", ("front.png", photo)), ("image", ("back.jpg", tiny_photo(3, 2)))]
+    put = shop.put("/v1/items/form", data={"item": json.dumps(MUG)}, files=files)
+    assert put.status_code == 201 and image_ids(put) == ["front.png", "back.jpg"]
+    assert best(shop, photo)["id"] == "form"
+    as_file = [("item", ("item.json", json.dumps({"title": "From a file"}), "application/json"))]
+    assert shop.put("/v1/items/form", files=as_file).json()["title"] == "From a file"
+    assert image_ids(shop.get("/v1/items/form")) == ["front.png", "back.jpg"]
+
+
+def test_an_image_is_put_and_removed_alone(shop: httpx.Client) -> None:
+    photo = coloured(120, 120, 10)
+    headers = {"Content-Type": "image/png"}
+    problem(shop.put("/v1/items/none/images/1", content=photo, headers=headers), 404, "item-missing")
+    shop.put("/v1/items/alone", json=MUG)
+    first = shop.put("/v1/items/alone/images/1", content=photo, headers=headers)
+    assert first.status_code == 201 and best(shop, photo)["id"] == "alone"
+    again = shop.put("/v1/items/alone/images/1", json={"image": base64.b64encode(photo).decode()})
+    assert (again.status_code, again.headers["etag"]) == (200, first.headers["etag"])
+    assert shop.put("/v1/items/alone/images/2", content=tiny_photo(4, 1), headers=headers).status_code == 201
+    assert [shop.delete("/v1/items/alone/images/1").status_code for _ in range(2)] == [204, 204]
+    assert image_ids(shop.get("/v1/items/alone")) == ["2"]
+    assert best(shop, photo)["score"] < 0.99
+    problem(shop.put("/v1/items/alone/images/1", json={"image_url": "https://example.com/1.jpg"}), 422, "url-off")
+
+
+def test_a_patch_changes_what_it_names_and_null_removes(shop: httpx.Client) -> None:
+    shop.put("/v1/items/patched", json={**MUG, "images": [in_json("front", tiny_photo(5, 1))]})
+    changes = {"url": None, "attributes": {"price": 9, "new": True, "category": None}}
+    patched = shop.patch(
+        "/v1/items/patched", content=json.dumps(changes), headers={"Content-Type": "application/merge-patch+json"}
+    ).json()
+    assert (patched["title"], patched["url"], patched["attributes"]) == ("A mug", "", {"new": True, "price": 9})
+    assert len(patched["images"]) == 1
+    unchanged = shop.patch("/v1/items/patched", json={"attributes": {"price": 9}})
+    assert unchanged.json()["version"] == patched["version"]
+    found = shop.post("/v1/search", files={"image": tiny_photo(5, 1)}, data={"filter": '{"new": true}'}).json()
+    assert [item["attributes"]["price"] for item in found["items"]] == [9]
+    assert shop.patch("/v1/items/patched", json={"attributes": None}).json()["attributes"] == {}
+    problem(shop.patch("/v1/items/nobody", json={}), 404, "item-missing")
+
+
+def test_a_deleted_item_is_not_found_and_deleting_it_again_is_no_mistake(shop: httpx.Client) -> None:
+    photo = coloured(33, 180, 240)
+    shop.put("/v1/items/gone", json={**MUG, "images": [in_json("front", photo)]})
+    assert best(shop, photo)["id"] == "gone"
+    assert [shop.delete("/v1/items/gone").status_code for _ in range(2)] == [204, 204]
+    assert best(shop, photo)["id"] != "gone"
+    problem(shop.get("/v1/items/gone"), 404, "item-missing")
+
+
+# Conditions
+
+
+def test_a_write_that_rests_on_an_older_version_is_refused(shop: httpx.Client) -> None:
+    old = shop.put("/v1/items/guarded", json=MUG).headers["etag"]
+    new = shop.patch("/v1/items/guarded", json={"title": "New"}, headers={"If-Match": old}).headers["etag"]
+    photo = {"image": base64.b64encode(tiny_photo(0, 0)).decode()}
+    for method, path, body in [
+        ("PUT", "", MUG),
+        ("PATCH", "", {"title": "Newer"}),
+        ("DELETE", "", None),
+        ("PUT", "/images/1", photo),
+        ("DELETE", "/images/1", None),
+    ]:
+        refused = shop.request(method, f"/v1/items/guarded{path}", headers={"If-Match": old}, json=body)
+        told = problem(refused, 412, "version-conflict")
+        assert new in told["detail"]
+    assert shop.get("/v1/items/guarded").headers["etag"] == new
+    for fits in (new, f'"1", {new}', "*"):
+        assert shop.patch("/v1/items/guarded", json={}, headers={"If-Match": fits}).status_code == 200
+    assert shop.delete("/v1/items/guarded", headers={"If-Match": new}).status_code == 204
+    problem(shop.delete("/v1/items/guarded", headers={"If-Match": "*"}), 412, "version-conflict")
+
+
+@pytest.mark.parametrize("header", ["", ",", ", ,"])
+def test_a_condition_that_names_no_version_is_never_met(shop: httpx.Client, header: str) -> None:
+    shop.put("/v1/items/unnamed", json={})
+    for method in ("PUT", "PATCH"):
+        refused = shop.request(method, "/v1/items/unnamed", json={}, headers={"If-Match": header})
+        problem(refused, 412, "version-conflict")
+    problem(shop.delete("/v1/items/unnamed", headers={"If-Match": header}), 412, "version-conflict")
+    assert shop.get("/v1/items/unnamed", headers={"If-None-Match": header}).status_code == 200
+
+
+def test_a_condition_in_several_lines_is_one(shop: httpx.Client) -> None:
+    tag = shop.put("/v1/items/lines", json={}).headers["etag"]
+    for others in ([tag, '"0"'], ['"0"', tag], ['"0"', f'"1", {tag}']):
+        fits = [("If-Match", other) for other in others]
+        assert shop.patch("/v1/items/lines", json={}, headers=fits).status_code == 200
+        differs = [("If-None-Match", other) for other in others]
+        problem(shop.patch("/v1/items/lines", json={}, headers=differs), 412, "version-conflict")
+
+
+def test_if_none_match_only_creates_and_spares_reading_what_is_known(shop: httpx.Client) -> None:
+    only_new = {"If-None-Match": "*"}
+    created = shop.put("/v1/items/created", json=MUG, headers=only_new)
+    assert created.status_code == 201
+    problem(shop.put("/v1/items/created", json={"title": "Other"}, headers=only_new), 412, "version-conflict")
+    known = shop.get("/v1/items/created", headers={"If-None-Match": created.headers["etag"]})
+    assert (known.status_code, known.content, known.headers["etag"]) == (304, b"", created.headers["etag"])
+    assert shop.get("/v1/items/created", headers={"If-None-Match": '"0"'}).json()["title"] == "A mug"
+
+
+def test_no_change_of_many_writers_is_lost(shop: httpx.Client) -> None:
+    shop.put("/v1/items/counter", json={"attributes": {"count": 0}})
+
+    def add_one(_: int) -> None:
+        while True:
+            seen = shop.get("/v1/items/counter")
+            more = {"attributes": {"count": seen.json()["attributes"]["count"] + 1}}
+            written = shop.patch("/v1/items/counter", json=more, headers={"If-Match": seen.headers["etag"]})
+            if written.status_code == 200:
+                return
+            problem(written, 412, "version-conflict")
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(add_one, range(16)))
+    assert shop.get("/v1/items/counter").json()["attributes"] == {"count": 16}
+
+
+def test_an_item_that_many_put_at_once_is_that_of_one_of_them(shop: httpx.Client) -> None:
+    bodies = [
+        {"title": str(number), "images": [in_json(f"{number}-{view}", tiny_photo(number, view)) for view in range(2)]}
+        for number in range(6)
+    ]
+    for _ in range(3):
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(lambda body: shop.put("/v1/items/contested", json=body), bodies))
+        assert {answer.status_code for answer in answers} <= {200, 201}
+        stored = shop.get("/v1/items/contested")
+        assert image_ids(stored) == [f"{stored.json()['title']}-{view}" for view in range(2)]
+
+
+def test_one_of_many_who_create_an_item_does(shop: httpx.Client) -> None:
+    def create(number: int) -> int:
+        body = {"title": str(number), "images": [in_json("front", tiny_photo(number, 1))]}
+        return shop.put("/v1/items/first", json=body, headers={"If-None-Match": "*"}).status_code
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(create, range(4))) == [201, 412, 412, 412]
+
+
+# Ids
+
+
+@pytest.mark.parametrize("item_id", ["AB/12", "a/images/b", "/", "100 % wool?", "Möbel#1", "%2F", "images"])
+def test_an_id_may_hold_anything_that_is_encoded(shop: httpx.Client, item_id: str) -> None:
+    image_id = "https://cdn.example/front/1.jpg?size=2"
+    path = f"/v1/items/{quote(item_id, safe='')}"
+    assert shop.put(path, json=MUG).json()["id"] == item_id
+    headers = {"Content-Type": "image/jpeg"}
+    put = shop.put(f"{path}/images/{quote(image_id, safe='')}", content=tiny_photo(6, 1), headers=headers)
+    assert (put.status_code, put.json()["id"], image_ids(put)) == (201, item_id, [image_id])
+    assert shop.delete(f"{path}/images/{quote(image_id, safe='')}").status_code == 204
+    assert shop.get(path).json()["images"] == []
+    assert shop.delete(path).status_code == 204
+    assert shop.get(path).status_code == 404
+
+
+def test_an_id_that_is_no_text_or_too_long_is_refused(shop: httpx.Client) -> None:
+    assert "%FF" in problem(shop.put("/v1/items/%FF", json=MUG), 422, "request-invalid")["detail"]
+    problem(shop.put(f"/v1/items/{'x' * 513}", json=MUG), 422, "request-invalid")
+    problem(shop.get("/v1/items/a/b"), 404, "not-found")
+
+
+# Lists and facets
+
+
+def test_all_items_are_listed_page_by_page_in_the_order_of_their_ids(shop: httpx.Client) -> None:
+    wanted = {"brand": "Tiny", "price": {"lt": 10}}
+    seen: list[dict[str, Any]] = []
+    cursor = ""
+    while cursor is not None:
+        page = shop.get("/v1/items", params={"filter": json.dumps(wanted), "count": 4, "cursor": cursor}).json()
+        assert len(page["items"]) <= 4
+        seen, cursor = [*seen, *page["items"]], page["cursor"]
+    assert [item["id"] for item in seen] == sorted(f"ball-{colour}" for colour in COLOURS[:6])
+    assert all(len(item["images"]) == 2 and item["version"] for item in seen)
+    assert seen[0] == shop.get(f"/v1/items/{seen[0]['id']}").json()
+
+
+@pytest.mark.parametrize(
+    ("params", "kind"),
+    [
+        ({"filter": "{"}, "request-invalid"),
+        ({"filter": '{"price": {"under": 5}}'}, "filter-invalid"),
+        ({"filter": "[]"}, "filter-invalid"),
+        ({"filter": "[" * 3000}, "request-invalid"),
+        ({"filter": '{"a": {"\\ud800": 1}}'}, "request-invalid"),
+        ({"count": "1001"}, "request-invalid"),
+    ],
+)
+def test_a_list_that_makes_no_sense_is_refused(shop: httpx.Client, params: dict[str, str], kind: str) -> None:
+    problem(shop.get("/v1/items", params=params), 422, kind)
+
+
+def test_facets_tell_what_can_be_filtered_by(client: httpx.Client) -> None:
+    facets = {facet["name"]: facet for facet in client.get("/v1/facets").json()["facets"]}
+    assert facets["brand"]["values"] == [["Tiny", 8]]
+    assert (facets["price"]["minimum"], facets["price"]["maximum"]) == (4.5, 11.5)
+    few = client.get("/v1/facets?count=3").json()["facets"]
+    assert {len(facet["values"]) for facet in few} == {1, 3} and facets["colour"]["distinct"] == 8
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{",
+        "[]",
+        '{"titel": "A mug"}',
+        '{"title": 5}',
+        '{"attributes": {"size": {"width": 5}}}',
+        '{"attributes": {"": 1}}',
+        '{"attributes": {"price": NaN}}',
+        '{"title": "\\ud800"}',
+        '{"images": [{"id": "a"}]}',
+        '{"images": [{"id": "", "image": "aGk="}]}',
+        '{"images": [{"id": "a", "image": "aGk=", "image_url": "https://example.com"}]}',
+        '{"images": [{"id": "a", "image": "aGk="}, {"id": "a", "image": "aGk="}]}',
+        json.dumps({"images": [{"id": str(number), "image": "aGk="} for number in range(5)]}),
+    ],
+)
+def test_an_item_that_makes_no_sense_is_refused_and_not_stored(shop: httpx.Client, body: str) -> None:
+    response = shop.put("/v1/items/nonsense", content=body, headers={"Content-Type": "application/json"})
+    problem(response, 422, "request-invalid")
+    assert shop.get("/v1/items/nonsense").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"images": [{}] * 5000}, "images: List should have at most 256 items"),
+        ({"images": [{}] * 100}, "images[0].id: "),
+        ({"images": [{}] * 100}, "And 90 more."),
+        ({str(number): number for number in range(1000)}, "1,000 keys"),
+        ({"attributes": {str(number): None for number in range(1000)}}, "attributes: Value error, 1,000 are given"),
+        ({"attributes": {"size": {"width": 5}}}, "attributes.size: Input should be a text"),
+        ({"attributes": {"price": 1e999}}, "attributes.price: Input should be a finite number"),
+        ({"title": "x" * 1001}, "title: String should have at most 1000 characters"),
+        ({"url": "x" * 2001}, "url: String should have at most 2000 characters"),
+    ],
+)
+def test_mistakes_are_told_with_their_places_and_in_few_words(shop: httpx.Client, body: object, told: str) -> None:
+    response = shop.put("/v1/items/nonsense", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    assert told in problem(response, 422, "request-invalid")["detail"]
+    assert len(response.content) < 2500
+    assert shop.get("/v1/items/nonsense").status_code == 404
+
+
+def test_a_change_has_the_same_limits_as_an_item(shop: httpx.Client) -> None:
+    shop.put("/v1/items/long", json={"title": "x" * 1000, "url": "x" * 2000})
+    many: dict[str, object] = {str(number): [] for number in range(1000)}
+    for name, value in (("title", "x" * 1001), ("url", "x" * 2001), ("attributes", many)):
+        response = shop.patch("/v1/items/long", json={name: value})
+        assert name in problem(response, 422, "request-invalid")["detail"]
+        assert len(response.content) < 2500
+    shop.delete("/v1/items/long")
+
+
+def test_a_body_of_another_kind_is_refused(shop: httpx.Client) -> None:
+    plain = {"Content-Type": "text/plain"}
+    problem(shop.put("/v1/items/x", content="A mug", headers=plain), 415, "body-unsupported")
+    problem(shop.put("/v1/items/x"), 415, "body-unsupported")
+    problem(shop.put("/v1/items/x", files={"image": ("a.jpg", tiny_photo(0, 0))}), 422, "request-invalid")
+    nameless = shop.put("/v1/items/x", files={"image": ("", "A photo?"), "item": (None, "{}")})
+    problem(nameless, 422, "request-invalid")
+    shop.put("/v1/items/x", json=MUG)
+    problem(shop.put("/v1/items/x/images/1", content="A mug", headers=plain), 415, "body-unsupported")
+    problem(shop.put("/v1/items/x/images/1", json={}), 422, "request-invalid")
+    headers = {"Content-Type": "application/json"}
+    problem(shop.patch("/v1/items/x", content='{"title": "\\ud800"}', headers=headers), 422, "request-invalid")
+    too_many = {"attributes": {str(number): number for number in range(257)}}
+    problem(shop.patch("/v1/items/x", json=too_many), 422, "request-invalid")
+
+
+def test_reading_needs_the_scope_search_and_writing_the_scope_write(settings: Settings, tmp_path: Path) -> None:
+    ring = KeyRing(tmp_path / "keys.json")
+    reader, writer = {"X-API-Key": ring.create("page", ["search"])}, {"X-API-Key": ring.create("shop", ["write"])}
+    with serving(settings.model_copy(update={"keys": tmp_path / "keys.json"})) as client:
+        for path in ("/v1/items", "/v1/items/ball-red", "/v1/facets"):
+            assert client.get(path, headers=reader).status_code == 200
+            problem(client.get(path), 401, "key-missing")
+        for method, path in [("PUT", ""), ("PATCH", ""), ("DELETE", ""), ("PUT", "/images/1"), ("DELETE", "/images/1")]:
+            refused = client.request(method, f"/v1/items/ball-red{path}", headers=reader, json={})
+            assert "write" in problem(refused, 403, "forbidden")["detail"]
+        assert client.patch("/v1/items/ball-red", json={}, headers=writer).status_code == 200
+
+
+# Bundles
+
+
+def test_the_first_photo_of_an_empty_gallery_is_found(tmp_path: Path) -> None:
+    bundle, photo = make_tiny_bundle(tmp_path / "bundle"), tiny_photo(0, 0)
+    with serving(Settings(gallery=tmp_path / "gallery", bundle=bundle, create=True, threads=1)) as client:
+        assert client.get("/v1/items").json() == {"items": [], "cursor": None}
+        assert client.get("/v1/facets").json() == {"facets": []}
+        client.put("/v1/items/ball", json={"images": [in_json("front", photo)]})
+        assert best(client, photo)["id"] == "ball"
+
+
+def test_without_any_model_an_item_can_be_stored_but_no_photo(tmp_path: Path) -> None:
+    with serving(Settings(gallery=tmp_path / "gallery", create=True, threads=1)) as client:
+        assert client.put("/v1/items/ball", json=MUG).status_code == 201
+        refused = client.put("/v1/items/ball", json={"images": [in_json("front", tiny_photo(0, 0))]})
+        problem(refused, 503, "not-ready")
+        assert client.get("/v1/items/ball").json()["title"] == "A mug"
+
+
+def test_an_item_is_found_though_the_bundle_was_exchanged_while_it_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, other = make_tiny_bundle(tmp_path / "one"), make_tiny_bundle(tmp_path / "two", grid=2)
+    source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
+    first = index_source(source, gallery=gallery, bundle=bundle)
+    write, exchanged = item_writer._write, threading.Event()
+
+    def write_and_exchange(*arguments: Any) -> None:
+        write(*arguments)
+        if not exchanged.is_set():
+            exchanged.set()
+            index_source(source, gallery=gallery, bundle=other)
+
+    monkeypatch.setattr(item_writer, "_write", write_and_exchange)
+    photo = coloured(10, 200, 120)
+    with serving(Settings(gallery=gallery, threads=1)) as client:
+        put = client.put("/v1/items/mug", json={**MUG, "images": [in_json("front", photo)]})
+        assert put.status_code == 201 and exchanged.is_set()
+        answer = client.post("/v1/search?top=1", files={"image": photo}).json()
+        assert answer["bundle"] != first.bundle_id
+        assert (answer["items"][0]["id"], answer["items"][0]["score"]) == ("mug", pytest.approx(1, abs=1e-3))
+
+
+# The description
+
+
+def test_every_operation_shows_a_success_and_every_reference_leads_somewhere(client: httpx.Client) -> None:
+    description = client.get("/openapi.json").json()
+    operations = [
+        (path, method, operation)
+        for path, methods in description["paths"].items()
+        if path.startswith(("/v1/items", "/v1/jobs", "/v1/facets"))
+        for method, operation in methods.items()
+    ]
+    assert len(operations) == 13
+    for path, method, operation in operations:
+        for status, response in operation["responses"].items():
+            if status in ("200", "201", "202"):
+                assert all("example" in content for content in response["content"].values()), (path, method)
+        if method in ("put", "patch", "post"):
+            contents = operation["requestBody"]["content"]
+            assert any("examples" in content for content in contents.values()), (path, method)
+    for name in references(description):
+        assert name.removeprefix("#/components/schemas/") in description["components"]["schemas"], name
+
+
+def references(part: Any) -> Iterator[str]:
+    if isinstance(part, dict):
+        for key, value in part.items():
+            yield from [value] if key == "$ref" else references(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from references(value)

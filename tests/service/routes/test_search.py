@@ -1,0 +1,408 @@
+"""A photo in, items out; and every way in which a request can be wrong."""
+
+import base64
+import io
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from service import live_model, search_pipeline
+from service.auth.api_keys import KeyRing
+from service.settings import Settings
+from tests.service.conftest import problem, serving
+from tests.support.tiny_bundle import make_tiny_bundle
+from tests.support.tiny_gallery import COLOURS, index_source, tiny_photo, write_tiny_source
+
+
+def test_an_unseen_view_finds_its_own_product_first(client: httpx.Client) -> None:
+    for number, colour in enumerate(COLOURS):
+        response = client.post("/v1/search", files={"image": tiny_photo(number, 7)})
+        assert response.status_code == 200
+        assert response.json()["items"][0]["id"] == f"ball-{colour}"
+
+
+def test_a_match_tells_all_that_a_shop_shows(client: httpx.Client) -> None:
+    answer = client.post("/v1/search", files={"image": tiny_photo(0, 1)}).json()
+    best = answer["items"][0]
+    assert (best["id"], best["title"], best["url"]) == ("ball-red", "A red ball", "")
+    assert best["attributes"]["brand"] == "Tiny" and best["attributes"]["price"] == 4.5
+    assert best["score"] == pytest.approx(1, abs=1e-3)
+    picture = client.get(best["image"]["url"])
+    assert Image.open(io.BytesIO(picture.content)).format == "JPEG"
+    scores = [item["score"] for item in answer["items"]]
+    assert scores == sorted(scores, reverse=True)
+    assert len({item["id"] for item in answer["items"]}) == len(COLOURS)
+
+
+def test_the_answer_names_model_and_index_and_where_the_time_went(client: httpx.Client) -> None:
+    answer = client.post("/v1/search", files={"image": tiny_photo(0, 1)}).json()
+    status = client.get("/v1/status").json()
+    assert answer["bundle"] == status["bundle"]["id"]
+    assert answer["generation"] == status["gallery"]["generation"] is not None
+    assert set(answer["milliseconds"]) == {"decode", "wait", "embed", "search"}
+    assert all(value >= 0 for value in answer["milliseconds"].values())
+    assert answer["milliseconds"]["embed"] > 0
+    assert answer["change"] == status["gallery"]["change"]
+
+
+def test_a_raw_body_is_answered_as_a_form_is(client: httpx.Client) -> None:
+    photo = tiny_photo(3, 2)
+    raw = client.post("/v1/search", content=photo, headers={"Content-Type": "image/jpeg"})
+    form = client.post("/v1/search", files={"image": photo})
+    assert raw.json()["items"] == form.json()["items"]
+
+
+def test_top_is_taken_from_the_address_and_from_the_form(client: httpx.Client) -> None:
+    photo = tiny_photo(3, 2)
+    in_address = client.post("/v1/search?top=2", files={"image": photo}).json()
+    in_form = client.post("/v1/search", files={"image": photo}, data={"top": "3"}).json()
+    assert (len(in_address["items"]), len(in_form["items"])) == (2, 3)
+
+
+def test_a_turned_photo_is_set_upright_before_it_is_compared(client: httpx.Client) -> None:
+    upright = Image.new("RGB", (96, 96), "blue")
+    upright.paste("yellow", (0, 0, 96, 48))
+    turned, exif = io.BytesIO(), Image.Exif()
+    exif[0x0112] = 6  # shown after a quarter turn clockwise
+    upright.rotate(90, expand=True).save(turned, "PNG", exif=exif)
+    plain = io.BytesIO()
+    upright.save(plain, "PNG")
+    one, other = (client.post("/v1/search", files={"image": it.getvalue()}).json() for it in (turned, plain))
+    assert one["items"] == other["items"]
+
+
+def test_many_searches_at_once_do_not_mix_their_answers(client: httpx.Client) -> None:
+    numbers = [number % len(COLOURS) for number in range(48)]
+
+    def best(number: int) -> str:
+        response = client.post("/v1/search?top=1", files={"image": tiny_photo(number, 4)})
+        return str(response.json()["items"][0]["id"])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(best, numbers)) == [f"ball-{COLOURS[number]}" for number in numbers]
+
+
+def test_a_request_without_a_photo_is_refused(client: httpx.Client) -> None:
+    problem(client.post("/v1/search"), 422, "photo-missing")
+    body = problem(client.post("/v1/search", files={"picture": tiny_photo(0, 0)}), 422, "photo-missing")
+    assert "`image`" in body["detail"]
+    problem(client.post("/v1/search", files={"top": (None, "3")}), 422, "photo-missing")
+
+
+def test_an_empty_photo_is_refused(client: httpx.Client) -> None:
+    problem(client.post("/v1/search", files={"image": b""}), 422, "image-empty")
+    problem(client.post("/v1/search", headers={"Content-Type": "image/png"}), 422, "image-empty")
+
+
+def test_bytes_that_are_no_image_are_refused(client: httpx.Client) -> None:
+    body = problem(client.post("/v1/search", files={"image": b"to be or not"}), 415, "image-unsupported")
+    assert "JPEG" in body["remedy"]
+
+
+def test_a_cut_off_jpeg_is_refused(client: httpx.Client) -> None:
+    photo = tiny_photo(0, 0)
+    problem(client.post("/v1/search", files={"image": photo[: len(photo) // 2]}), 422, "image-truncated")
+
+
+def test_a_body_of_another_type_is_refused(client: httpx.Client) -> None:
+    response = client.post("/v1/search", content="https://example.org/a.jpg", headers={"Content-Type": "text/plain"})
+    assert "text/plain" in problem(response, 415, "body-unsupported")["detail"]
+
+
+def test_a_form_that_cannot_be_parsed_is_refused(client: httpx.Client) -> None:
+    headers = {"Content-Type": "multipart/form-data"}
+    problem(client.post("/v1/search", content=b"no boundary", headers=headers), 400, "request-malformed")
+    twice = [("image", ("a.jpg", tiny_photo(0, 0))), ("image", ("b.jpg", tiny_photo(1, 0)))]
+    assert "fewer files" in problem(client.post("/v1/search", files=twice), 400, "request-malformed")["remedy"]
+    fields = {str(number): (None, "1") for number in range(17)}
+    assert "fewer fields" in problem(client.post("/v1/search", files=fields), 400, "request-malformed")["remedy"]
+
+
+def test_a_photo_in_a_field_that_is_no_file_is_told_what_to_do(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"max_body_bytes": 3_000_000})) as client:
+        body = problem(client.post("/v1/search", files={"image": (None, bytes(1_100_000))}), 400, "request-malformed")
+        assert "as a file" in body["remedy"]
+
+
+def test_a_body_that_declares_too_many_bytes_is_refused_in_both_shapes(client: httpx.Client) -> None:
+    large = bytes(300_001)
+    body = problem(client.post("/v1/search", files={"image": large}), 413, "body-too-large")
+    assert "300,000" in body["detail"]
+    headers = {"Content-Type": "image/jpeg"}
+    problem(client.post("/v1/search", content=large, headers=headers), 413, "body-too-large")
+
+
+def test_a_stream_without_a_declared_size_is_stopped_at_the_limit(client: httpx.Client) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield from (bytes(10_000) for _ in range(31))
+
+    headers = {"Content-Type": "image/jpeg"}
+    problem(client.post("/v1/search", content=chunks(), headers=headers), 413, "body-too-large")
+    head = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n'
+
+    def form() -> Iterator[bytes]:
+        yield head
+        yield from chunks()
+
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    problem(client.post("/v1/search", content=form(), headers=headers), 413, "body-too-large")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/v1/search", "image/jpeg"), ("/v1/search/batch", "application/json"), ("/v1/jobs", "application/json")],
+)
+def test_a_client_that_leaves_midway_is_noted_and_does_no_harm(
+    client: httpx.Client, caplog: pytest.LogCaptureFixture, path: str, kind: str
+) -> None:
+    caplog.set_level("INFO", "service.middleware")
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: 90000\r\n\r\n"
+    with socket.create_connection((client.base_url.host, client.base_url.port or 80)) as connection:
+        connection.sendall(head.encode() + bytes(1000))
+    for _ in range(100):
+        assert client.post("/v1/search", files={"image": tiny_photo(0, 0)}).status_code == 200
+        if caplog.messages:
+            break
+    assert caplog.messages and "the client left" in caplog.messages[0]
+
+
+def test_too_many_pixels_are_refused_however_few_bytes_hold_them(client: httpx.Client) -> None:
+    out = io.BytesIO()
+    Image.new("L", (1001, 1000)).save(out, "PNG")
+    body = problem(client.post("/v1/search", files={"image": out.getvalue()}), 413, "image-too-many-pixels")
+    assert "1001 x 1000" in body["detail"] and "1,000,000" in body["detail"]
+
+
+@pytest.mark.parametrize("top", ["0", "1001", "-1", "many", "1.5"])
+def test_a_top_out_of_range_is_named_with_its_value(client: httpx.Client, top: str) -> None:
+    photo = {"image": tiny_photo(0, 0)}
+    for response in (
+        client.post("/v1/search", params={"top": top}, files=photo),
+        client.post("/v1/search", data={"top": top}, files=photo),
+    ):
+        body = problem(response, 422, "request-invalid")
+        assert body["detail"].startswith("top: ") and f"(got {top})" in body["detail"]
+
+
+def test_the_service_follows_a_bundle_that_goes_live_and_never_mixes_two(tmp_path: Path) -> None:
+    bundle, other = make_tiny_bundle(tmp_path / "one"), make_tiny_bundle(tmp_path / "two", grid=2)
+    source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
+    first = index_source(source, gallery=gallery, bundle=bundle)
+    with serving(Settings(gallery=gallery, threads=1)) as client:
+        searches = ThreadPoolExecutor(2)
+        going = threading.Event()
+
+        def search_on() -> set[tuple[str, str]]:
+            seen = set()
+            while not going.is_set():
+                answer = client.post("/v1/search?top=1", files={"image": tiny_photo(2, 5)}).json()
+                assert answer["items"][0]["id"] == "ball-blue"
+                alike = client.post("/v1/search?top=1", json={"item_id": "ball-blue"}).json()
+                seen |= {(told["bundle"], told["generation"]) for told in (answer, alike)}
+            return seen
+
+        seen = [searches.submit(search_on) for _ in range(2)]
+        second = index_source(source, gallery=gallery, bundle=other)
+        deadline = time.monotonic() + 20
+        while client.post("/v1/search", files={"image": tiny_photo(0, 0)}).json()["bundle"] != second.bundle_id:
+            assert time.monotonic() < deadline, "the service must follow within seconds"
+        going.set()
+        pairs = {(first.bundle_id, first.generation), (second.bundle_id, second.generation)}
+        assert set.union(*(future.result() for future in seen)) <= pairs, "vectors of two bundles never meet"
+
+
+def test_a_service_that_nobody_asks_follows_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, other = make_tiny_bundle(tmp_path / "one"), make_tiny_bundle(tmp_path / "two", grid=2)
+    source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
+    first = index_source(source, gallery=gallery, bundle=bundle)
+    monkeypatch.setattr(live_model, "_LOOK", 0.05)
+    with serving(Settings(gallery=gallery, threads=1)) as client:
+        assert client.get("/v1/status").json()["bundle"]["id"] == first.bundle_id
+        second = index_source(source, gallery=gallery, bundle=other)
+        deadline = time.monotonic() + 20
+        while client.get("/v1/status").json()["bundle"]["id"] != second.bundle_id:
+            assert time.monotonic() < deadline, "the service must follow within seconds"
+
+
+def test_a_photo_that_is_decoded_while_the_bundle_is_exchanged_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, other = make_tiny_bundle(tmp_path / "one"), make_tiny_bundle(tmp_path / "two", grid=2)
+    source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
+    index_source(source, gallery=gallery, bundle=bundle)
+    with serving(Settings(gallery=gallery, threads=1)) as client:
+        decode = search_pipeline._pixels
+
+        def exchange_and_decode(*arguments: Any) -> Any:
+            monkeypatch.setattr(search_pipeline, "_pixels", decode)
+            second = index_source(source, gallery=gallery, bundle=other)
+            deadline = time.monotonic() + 20
+            while client.get("/v1/status").json()["bundle"]["id"] != second.bundle_id:
+                client.get("/readyz")
+                assert time.monotonic() < deadline, "the service must follow within seconds"
+            return decode(*arguments)
+
+        monkeypatch.setattr(search_pipeline, "_pixels", exchange_and_decode)
+        answer = client.post("/v1/search?top=1", files={"image": tiny_photo(2, 5)})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["items"][0]["id"] == "ball-blue"
+
+
+def test_an_empty_gallery_without_a_bundle_says_what_to_do(tmp_path: Path) -> None:
+    with serving(Settings(gallery=tmp_path / "gallery", create=True, threads=1)) as client:
+        assert client.get("/healthz").status_code == 200
+        problem(client.get("/readyz"), 503, "not-ready")
+        body = problem(client.post("/v1/search", files={"image": tiny_photo(0, 0)}), 503, "not-ready")
+        assert "lookalike reindex" in body["remedy"]
+        source = write_tiny_source(tmp_path / "source")
+        index_source(source, gallery=tmp_path / "gallery", bundle=make_tiny_bundle(tmp_path / "bundle"))
+        first = client.post("/v1/search", files={"image": tiny_photo(0, 0)})
+        assert first.status_code == 200 and first.json()["items"], "the first search waits for the model"
+        assert client.get("/readyz").status_code == 200
+
+
+def test_a_first_bundle_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    gallery, source = tmp_path / "gallery", write_tiny_source(tmp_path / "source")
+    with serving(Settings(gallery=gallery, create=True, threads=1)) as client:
+        indexed = index_source(source, gallery=gallery, bundle=make_tiny_bundle(tmp_path / "bundle"))
+        (gallery / "bundles" / indexed.bundle_id / "model.onnx").unlink()
+        body = problem(client.post("/v1/search", files={"image": tiny_photo(0, 0)}), 503, "not-ready")
+        assert indexed.bundle_id in body["detail"] and "log" in body["remedy"]
+
+
+def test_a_search_takes_its_options_in_every_form(client: httpx.Client) -> None:
+    photo = tiny_photo(3, 2)
+    encoded = base64.b64encode(photo).decode()
+    wanted = {"colour": ["red", "yellow", "green"], "price": {"gte": 5}}
+    as_json = client.post("/v1/search", json={"image": encoded, "filter": wanted, "top": 2}).json()
+    in_form = client.post("/v1/search", files={"image": photo}, data={"filter": json.dumps(wanted), "top": 2}).json()
+    in_address = client.post(
+        "/v1/search",
+        params={"filter": json.dumps(wanted), "top": 2},
+        content=photo,
+        headers={"Content-Type": "image/jpeg"},
+    ).json()
+    assert as_json["items"] == in_form["items"] == in_address["items"]
+    assert {item["id"] for item in as_json["items"]} == {"ball-yellow", "ball-green"}
+
+
+def test_more_like_an_item_leaves_it_out(client: httpx.Client) -> None:
+    answer = client.post("/v1/search", json={"item_id": "ball-red", "top": 3}).json()
+    assert len(answer["items"]) == 3 and "ball-red" not in {item["id"] for item in answer["items"]}
+    problem(client.post("/v1/search", json={"item_id": "no such"}), 404, "item-missing")
+
+
+def test_a_cursor_goes_on_where_the_page_ended(client: httpx.Client) -> None:
+    photo = {"image": tiny_photo(0, 0)}
+    whole = client.post("/v1/search?top=8", files=photo).json()
+    first = client.post("/v1/search?top=5", files=photo).json()
+    rest = client.post("/v1/search", params={"top": 5, "cursor": first["cursor"]}, files=photo).json()
+    assert first["items"] + rest["items"] == whole["items"] and rest["cursor"] is None
+    problem(client.post("/v1/search?cursor=nonsense", files=photo), 422, "search-invalid")
+
+
+def test_a_box_searches_for_a_part(client: httpx.Client) -> None:
+    sheet = Image.new("RGB", (192, 96))
+    sheet.paste(Image.open(io.BytesIO(tiny_photo(2, 0))), (0, 0))
+    sheet.paste(Image.open(io.BytesIO(tiny_photo(3, 0))), (96, 0))
+    out = io.BytesIO()
+    sheet.save(out, "PNG")
+    for box, colour in (("0,0,0.5,1", "blue"), ("0.5,0,1,1", "yellow")):
+        answer = client.post("/v1/search", params={"box": box, "top": 1}, files={"image": out.getvalue()}).json()
+        assert answer["items"][0]["id"] == f"ball-{colour}"
+    problem(client.post("/v1/search?box=0.5,0,0.4,1", files={"image": out.getvalue()}), 422, "request-invalid")
+
+
+def test_vectors_are_told_only_when_asked_for(client: httpx.Client) -> None:
+    photo = {"image": tiny_photo(0, 0)}
+    plain = client.post("/v1/search?top=1", files=photo).json()["items"][0]
+    full = client.post("/v1/search?top=1&include=vectors", files=photo).json()["items"][0]
+    assert plain["vector"] is None and plain["attributes"]
+    assert len(full["vector"]) == 48 and full["attributes"] == {}
+
+
+def test_a_batch_is_answered_in_its_order(client: httpx.Client) -> None:
+    searches = [{"image": base64.b64encode(tiny_photo(number, 3)).decode(), "top": 1} for number in (4, 1)]
+    answers = client.post("/v1/search/batch", json={"searches": [*searches, {"item_id": "ball-red", "top": 1}]}).json()
+    assert [answer["items"][0]["id"] for answer in answers["answers"]][:2] == ["ball-magenta", "ball-green"]
+    problem(client.post("/v1/search/batch", json={"searches": searches * 9}), 422, "request-invalid")
+
+
+def test_an_option_beside_the_searches_of_a_batch_is_a_mistake(client: httpx.Client) -> None:
+    batch = {"searches": [{"item_id": "ball-red"}], "top": 1}
+    assert "top: " in problem(client.post("/v1/search/batch", json=batch), 422, "request-invalid")["detail"]
+
+
+@pytest.mark.parametrize("path", ["/v1/search/batch", "/v1/jobs"])
+def test_a_body_is_not_looked_at_without_a_key(settings: Settings, tmp_path: Path, path: str) -> None:
+    key = {"X-API-Key": KeyRing(tmp_path / "keys.json").create("shop", ["admin"])}
+    with serving(settings.model_copy(update={"keys": tmp_path / "keys.json"})) as client:
+        broken: dict[str, Any] = {"content": "{", "headers": {"Content-Type": "application/json"}}
+        problem(client.post(path, **broken), 401, "key-missing")
+        broken["headers"] |= key
+        assert "JSON" in problem(client.post(path, **broken), 422, "request-invalid")["detail"]
+        # Any web page may have a browser send a text here; JSON only those that the service allows.
+        told = problem(
+            client.post(path, content="{}", headers={**key, "Content-Type": "text/plain"}), 422, "request-invalid"
+        )
+        assert "text/plain" in told["detail"] and "application/json" in told["remedy"]
+
+
+MANY = {str(number): number for number in range(1000)}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/v1/search/batch", {"searches": [{}] * 5000}, "searches: List should have at most 256 items"),
+        ("/v1/search/batch", {"searches": [{}] * 256}, "searches[0]: "),
+        ("/v1/search/batch", {"searches": [{}] * 256}, "And 246 more."),
+        ("/v1/search/batch", {"searches": [{"item_id": "a"}, {"item_id": "a", "top": 0}]}, "searches[1].top: "),
+        ("/v1/search/batch", {"searches": [{"item_id": "a", "exclude": [1] * 1000}] * 16}, "And 6 more."),
+        ("/v1/search", MANY, "1,000 keys"),
+        ("/v1/search", {"item_id": "a", "include": ["x"] * 1000}, "include: List should have at most 8 items"),
+        ("/v1/search", {"item_id": "a", "exclude": [1] * 1000}, "exclude[0]: "),
+        ("/v1/search", {"item_id": "a", "filter": [{}] * 1000}, "filter: "),
+        ("/v1/jobs", {"source": "catalogue", **MANY}, "1,001 keys"),
+    ],
+)
+def test_many_mistakes_are_told_in_few_words(client: httpx.Client, path: str, body: object, told: str) -> None:
+    response = client.post(path, json=body)
+    assert told in problem(response, 422, "request-invalid")["detail"]
+    assert len(response.content) < 2500
+
+
+def test_half_a_character_is_a_mistake_of_the_request(client: httpx.Client) -> None:
+    headers = {"Content-Type": "application/json"}
+    search = r'{"item_id": "ball-red", "filter": {"a": {"\ud800": 1}}}'
+    problem(client.post("/v1/search", content=search, headers=headers), 422, "request-invalid")
+    batch = f'{{"searches": [{search}]}}'
+    problem(client.post("/v1/search/batch", content=batch, headers=headers), 422, "request-invalid")
+
+
+def test_addresses_are_off_unless_hosts_are_allowed(client: httpx.Client) -> None:
+    problem(client.post("/v1/search", json={"image_url": "https://example.com/a.jpg"}), 422, "url-off")
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ({}, "request-invalid"),
+        ({"item_id": "a", "image": "aGk="}, "request-invalid"),
+        ({"image": "!"}, "request-invalid"),
+        ({"item_id": "ball-red", "filter": {"price": {"under": 5}}}, "filter-invalid"),
+        ({"item_id": "ball-red", "min_score": 2}, "request-invalid"),
+        ({"item_id": "ball-red", "nonsense": 1}, "request-invalid"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(client: httpx.Client, body: dict[str, object], kind: str) -> None:
+    problem(client.post("/v1/search", json=body), 422, kind)

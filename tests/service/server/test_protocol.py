@@ -1,0 +1,120 @@
+"""Connections that stand still or are too many: they keep nobody out for long."""
+
+import asyncio
+import socket
+import threading
+import time
+from contextlib import ExitStack
+from http.client import HTTPResponse
+
+import httpx
+import pytest
+import uvicorn
+
+from service.app import create_app
+from service.server import protocol
+from service.settings import Settings
+from tests.service.conftest import serving
+
+HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def connect(client: httpx.Client) -> socket.socket:
+    return socket.create_connection((client.base_url.host, client.base_url.port or 80), timeout=60)
+
+
+def answered(connection: socket.socket) -> bool:
+    """Whether an answer comes before the connection is closed."""
+    response = HTTPResponse(connection)
+    try:
+        response.begin()
+        return bool(response.read())
+    except ConnectionError:  # among them http.client's own, of a connection that is closed without a word
+        return False
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD[:-2], HEAD[:30]])
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_a_connection_that_never_ends_a_head_is_closed(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, sent: bytes, asked_before: bool
+) -> None:
+    monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.3)
+    with serving(settings) as client, connect(client) as slow:
+        if asked_before:
+            slow.sendall(HEAD)
+            assert answered(slow)
+        slow.sendall(sent)
+        assert not answered(slow)
+
+
+def test_a_head_that_comes_in_pieces_is_answered(settings: Settings) -> None:
+    with serving(settings) as client, connect(client) as slow:
+        for _ in range(2):
+            for piece in (HEAD[:7], HEAD[7:40], HEAD[40:]):
+                slow.sendall(piece)
+                time.sleep(0.05)
+            assert answered(slow)
+
+
+def test_time_does_not_press_a_request_whose_head_is_there(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.2)
+    with serving(settings) as client, connect(client) as slow:
+        slow.sendall(b"PATCH /v1/items/none HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+        slow.sendall(b"Content-Length: 2\r\n\r\n{")
+        time.sleep(0.6)
+        slow.sendall(b"}")
+        assert slow.recv(100_000).startswith(b"HTTP/1.1 404")
+
+
+def test_connections_beyond_what_can_be_held_are_closed_at_once(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "_most_connections", lambda: 3)
+    with serving(settings) as client:
+        with ExitStack() as opened:
+            few = [opened.enter_context(connect(client)) for _ in range(3)]
+            for connection in few:
+                connection.sendall(HEAD)
+                assert answered(connection)
+            assert not answered(opened.enter_context(connect(client)))
+            few[0].sendall(HEAD)
+            assert answered(few[0])
+        for _ in range(100):  # until it has seen that they left
+            with connect(client) as late:
+                late.sendall(HEAD)
+                if answered(late):
+                    return
+            time.sleep(0.1)
+        pytest.fail("those who left must make room")
+
+
+@pytest.mark.parametrize(("files", "most"), [(1024, 896), (100, 16)])
+def test_files_are_left_for_the_gallery(monkeypatch: pytest.MonkeyPatch, files: int, most: int) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda kind: (files, files))
+    assert protocol._most_connections() == most
+
+
+def test_who_has_connected_but_was_not_accepted_is_answered_before_the_end(settings: Settings) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = protocol.Server(uvicorn.Config(create_app(settings), http=protocol.Connection, log_level="warning"))
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve([listener])
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        loops[0].call_soon_threadsafe(loops[0].remove_reader, listener.fileno())
+        time.sleep(0.3)  # the loop has heard it: from now on nobody accepts
+        with socket.create_connection(listener.getsockname(), timeout=60) as last:
+            last.sendall(HEAD)
+            server.should_exit = True
+            assert answered(last)
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,0 +1,140 @@
+"""Told to end, a service breaks off nothing, and does not take long."""
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import httpx
+import pytest
+
+from index.gallery.jobs import opened_jobs
+from service.server.shutdown import draining
+from service.settings import Settings
+from service.state import Backend
+from tests.service.conftest import INTERRUPTED, problem, running
+from tests.support.tiny_gallery import tiny_photo
+
+PHOTO = {"image": tiny_photo(2, 5)}
+
+
+def test_told_to_end_it_sends_clients_elsewhere_and_breaks_off_nothing(settings: Settings, tmp_path: Path) -> None:
+    with running(settings, tmp_path, LOOKALIKE_DRAIN_SECONDS="2") as service:
+        begun = threading.Semaphore(0)
+
+        def ask_until_sent_away() -> tuple[int, bool]:
+            answered = 0
+            with httpx.Client(base_url=service.address, timeout=60) as client:
+                while True:
+                    response = client.post("/v1/search?top=1", files=PHOTO)
+                    assert response.json()["items"][0]["id"] == "ball-blue"
+                    answered += 1
+                    begun.release()
+                    if response.headers.get("connection") == "close":
+                        return answered, True
+
+        with ThreadPoolExecutor(6) as pool:
+            clients = [pool.submit(ask_until_sent_away) for _ in range(6)]
+            for _ in range(30):
+                begun.acquire()
+            assert httpx.get(f"{service.address}/readyz").status_code == 200
+            service.process.send_signal(signal.SIGTERM)
+            deadline = time.monotonic() + 2
+            while (ready := httpx.get(f"{service.address}/readyz")).status_code == 200:
+                assert time.monotonic() < deadline
+            assert problem(ready, 503, "not-ready")["detail"] == "The service is about to end."
+            assert all(answered and sent_away for answered, sent_away in (client.result() for client in clients))
+        assert service.process.wait(30) in (0, -signal.SIGTERM)
+    assert "500" not in re.findall(r"/v1/search (\d+) in", service.log.read_text())
+
+
+def until_refused(place: httpx.URL) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        while True:
+            socket.create_connection((place.host, place.port or 80)).close()
+            time.sleep(0.05)
+
+
+def test_with_several_processes_too_the_port_closes_before_the_last_answer(settings: Settings, tmp_path: Path) -> None:
+    photo = PHOTO["image"]
+    head = "POST /v1/search HTTP/1.1", "Host: localhost", "Content-Type: image/jpeg", f"Content-Length: {len(photo)}"
+    with running(settings, tmp_path, LOOKALIKE_WORKERS="2", LOOKALIKE_DRAIN_SECONDS="0") as service:
+        place = httpx.URL(service.address)
+        with socket.create_connection((place.host, place.port or 80), timeout=60) as slow:
+            slow.sendall("\r\n".join((*head, "Expect: 100-continue", "\r\n")).encode())
+            assert slow.recv(100).startswith(b"HTTP/1.1 100")  # its body is being read
+            service.process.send_signal(signal.SIGTERM)
+            until_refused(place)
+            slow.sendall(photo)
+            assert slow.recv(12) == b"HTTP/1.1 200"
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_request_that_is_on_its_way_when_the_port_closes_is_answered(
+    settings: Settings, tmp_path: Path, workers: str, asked_before: bool
+) -> None:
+    asked = "POST", "/v1/search", PHOTO["image"], {"Content-Type": "image/jpeg"}
+    with running(settings, tmp_path, LOOKALIKE_WORKERS=workers, LOOKALIKE_DRAIN_SECONDS="0") as service:
+        place = httpx.URL(service.address)
+        with closing(HTTPConnection(place.host, place.port, timeout=60)) as late:
+            late.connect()
+            if asked_before:
+                late.request(*asked)
+                assert late.getresponse().read().startswith(b"{")
+            else:  # so that some process has accepted it
+                assert httpx.get(f"{service.address}/healthz", timeout=60).status_code == 200
+            service.process.send_signal(signal.SIGTERM)
+            until_refused(place)
+            late.request(*asked)
+            answer = late.getresponse()
+            assert (answer.status, answer.headers["connection"]) == (200, "close")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, INTERRUPTED)])
+def test_who_watches_a_job_does_not_keep_a_service_from_ending(
+    settings: Settings, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    here = running(settings, tmp_path, LOOKALIKE_DRAIN_SECONDS="0")
+    with opened_jobs(Path(settings.gallery)) as history, here as service:
+        job = history.begin("catalogue.csv", "0" * 16)
+        with httpx.stream("GET", f"{service.address}/v1/jobs/{job.record.id}/events", timeout=60) as events:
+            lines = events.iter_lines()
+            assert next(lines) == "event: progress"
+            service.process.send_signal(number)
+            told = [line for line in lines if line]
+        assert json.loads(told[0].removeprefix("data: "))["state"] == "running"
+        assert service.process.wait(20) == code, "the stream ends by itself, and nothing waits for it"
+        job.update(state="cancelled")
+
+
+def test_an_order_that_went_to_all_processes_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of them passes it on to the others, which have heard it already."""
+    ended: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
+    backend = SimpleNamespace(settings=SimpleNamespace(drain_seconds=1000), leaving=False)
+
+    async def told() -> None:
+        with draining(cast(Backend, backend)):
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+            assert backend.leaving and not ended
+            monkeypatch.setattr("service.server.shutdown._SAME_SECONDS", -1)  # later
+            signal.raise_signal(signal.SIGTERM)
+            assert ended == [signal.SIGTERM]
+
+    try:
+        asyncio.run(told())
+        signal.raise_signal(signal.SIGTERM)
+        assert len(ended) == 2, "afterwards the signal is as it was"
+    finally:
+        signal.signal(signal.SIGTERM, before)

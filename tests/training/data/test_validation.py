@@ -1,0 +1,140 @@
+"""Checking photos before a run: bad ones are named and left out, good ones are not looked at again."""
+
+import io
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.support.tiny_gallery import tiny_photo, write_tiny_folder
+from training.data import validation
+from training.data.registry import DataSet, Photo, load_data
+from training.data.torch_datasets import read_photo
+from training.data.validation import check_photos
+from training.errors import TrainingError
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataSet:
+    return load_data(f"folder:{write_tiny_folder(tmp_path / 'photos')}")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache" / "checked.sqlite"
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The photos that were decoded, as the check goes on doing so."""
+    seen: list[Path] = []
+    look = validation._problem
+
+    def watched(photo: Photo) -> str | None:
+        seen.append(photo.path)
+        return look(photo)
+
+    monkeypatch.setattr(validation, "_problem", watched)
+    return seen
+
+
+def photo_bytes(kind: str, **options: object) -> bytes:
+    out = io.BytesIO()
+    Image.effect_noise((400, 300), 60).convert("RGB").save(out, kind, **options)
+    return out.getvalue()
+
+
+def test_good_photos_are_left_as_they_are(data: DataSet, cache: Path) -> None:
+    steps: list[tuple[int, int]] = []
+    assert check_photos(data, cache=cache, on_progress=lambda done, total: steps.append((done, total))) is data
+    assert steps[-1] == (32, 32)
+
+
+def test_unreadable_photos_are_left_out_and_named_by_class_with_the_reason(data: DataSet, cache: Path) -> None:
+    first, second, third = data.train[0], data.train[1], data.test[0]
+    first.path.write_bytes(b"")
+    second.path.write_bytes(tiny_photo(0, 0)[:-200])
+    third.path.unlink()
+    checked = check_photos(data, cache=cache)
+    assert set(data.train) - set(checked.train) == {first, second}
+    assert set(data.test) - set(checked.test) == {third}
+    assert checked.remarks[0] == (
+        f"3 photos cannot be read and are left out, of 2 classes: {first.label} (2), {third.label} (1)."
+    )
+    reasons = sorted(remark.partition(f"(class {first.label}): ")[2] for remark in checked.remarks[1:])
+    assert any("is empty" in reason for reason in reasons) and any("truncated" in reason for reason in reasons)
+
+
+def test_photos_found_good_are_not_looked_at_again_until_they_change(
+    data: DataSet, cache: Path, looked_at: list[Path]
+) -> None:
+    check_photos(data, cache=cache)
+    assert len(looked_at) == 32
+    looked_at.clear()
+    changed = data.train[3].path
+    facts = changed.stat()
+    os.utime(changed, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
+    check_photos(data, cache=cache)
+    assert looked_at == [changed]
+
+
+def test_a_bad_photo_is_looked_at_again_each_time(data: DataSet, cache: Path, looked_at: list[Path]) -> None:
+    data.train[0].path.write_bytes(b"no image")
+    first = check_photos(data, cache=cache)
+    looked_at.clear()
+    assert check_photos(data, cache=cache) == first
+    assert looked_at == [data.train[0].path]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
+def test_the_check_and_the_training_agree_on_what_is_readable(data: DataSet, cache: Path, kind: str) -> None:
+    """Cut anywhere, a file that passes the quick look is one that training can decode."""
+    whole = photo_bytes(kind)
+    folder = data.train[0].path.parent
+    cuts = [len(whole) * share // 20 for share in range(1, 20)] + [len(whole) - 1, len(whole)]
+    photos = []
+    for number, cut in enumerate(cuts):
+        path = folder / f"cut-{number}.img"
+        path.write_bytes(whole[:cut])
+        photos.append(Photo(path, data.train[0].label))
+    checked = check_photos(DataSet("cut", (*data.train, *photos), data.test), cache=cache)
+    for photo in photos:
+        if photo in checked.train:
+            read_photo(photo)
+        else:
+            with pytest.raises(TrainingError):
+                read_photo(photo)
+    assert photos[-1] in checked.train and photos[0] not in checked.train
+
+
+def test_a_box_outside_the_upright_image_is_left_out(data: DataSet, cache: Path) -> None:
+    path = data.train[0].path
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    path.write_bytes(photo_bytes("JPEG", exif=exif))
+    label = data.train[0].label
+    inside, outside = Photo(path, label, (250, 350, 260, 390)), Photo(path, label, (350, 250, 390, 260))
+    checked = check_photos(DataSet("boxes", (inside, outside, *data.train), data.test), cache=cache)
+    assert inside in checked.train and outside not in checked.train
+    assert "lies outside the image of 300 x 400 pixels" in checked.remarks[1]
+    assert read_photo(inside).size == (10, 40)
+
+
+def test_a_data_set_of_bad_photos_is_refused_with_the_reason(data: DataSet, cache: Path) -> None:
+    for photo in data.train:
+        photo.path.write_bytes(b"no image")
+    with pytest.raises(
+        TrainingError, match=r"fewer than two classes to learn\. 20 photos cannot be read.*not an image"
+    ):
+        check_photos(data, cache=cache)
+
+
+def test_a_damaged_record_says_what_to_do(data: DataSet, cache: Path) -> None:
+    cache.parent.mkdir()
+    cache.write_bytes(b"not a database" * 100)
+    with pytest.raises(TrainingError, match=r"checked\.sqlite cannot be used.*Delete it"):
+        check_photos(data, cache=cache)
+    shutil.rmtree(cache.parent)
+    assert check_photos(data, cache=cache) is data

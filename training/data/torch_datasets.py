@@ -1,0 +1,112 @@
+"""Photos to tensors: decoding and augmentation, reproducible from the seed alone.
+
+Every photo's augmentation follows from (seed, view, index), not from a generator that is passed along, so a
+resumed run sees the same pixels as one that was never stopped, however many processes decode.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from index._util.system import usable_cores
+from index.embedding.images import EncodedImage, ImageError, Preprocessing, load_pixels, read_file
+from training.config import AugmentationSettings
+from training.data.augmentation import augment
+from training.data.dataset import Box, Photo, visible_part
+from training.errors import TrainingError
+
+_MAX_WORKERS = 8
+"""More seldom help a GPU, and each holds two batches in memory."""
+
+
+def decoding_workers(wanted: int | None, device_type: str, local_processes: int = 1) -> int:
+    """The processes that decode photos for one training process, of `local_processes` on this machine.
+
+    By default one per core, up to 8; on a CPU with a single core none. The network needs the cores of a CPU too, but
+    large photos take longer to decode than to learn from, and a process without work takes no time.
+    """
+    if wanted is not None:
+        return wanted
+    cores = max(1, usable_cores() // local_processes)
+    return 0 if device_type == "cpu" and cores == 1 else min(cores, _MAX_WORKERS)
+
+
+def read_photo(photo: Photo, side: int | None = None) -> Image.Image:
+    """An upright RGB image, by the same code that serves, cut to the photo's box if it has one.
+
+    With `side`, a large JPEG has only the pixels that it needs when its short side is resized to that.
+    """
+    with _naming(photo):
+        image, part = _opened(photo)
+        return image.read(part, side)[0]
+
+
+def _opened(photo: Photo) -> tuple[EncodedImage, Box]:
+    """The undecoded image, and the part of it that is the photo."""
+    image = EncodedImage(read_file(photo.path))
+    part = visible_part(photo.box or (0, 0, *image.size), image.size)
+    if part is None:
+        raise TrainingError(
+            f"{photo.path} (class {photo.label}): the box {photo.box} lies outside its {image.size} pixels.",
+            "Correct the box, in pixels of the upright image.",
+        )
+    return image, part
+
+
+@contextmanager
+def _naming(photo: Photo) -> Iterator[None]:
+    try:
+        yield
+    except ImageError as error:
+        raise TrainingError(f"{photo.path} (class {photo.label}) cannot be used: {error}") from error
+
+
+def number_classes(photos: Sequence[Photo]) -> tuple[list[str], list[int]]:
+    """The sorted classes, and each photo's place among them."""
+    classes = sorted({photo.label for photo in photos})
+    places = {label: number for number, label in enumerate(classes)}
+    return classes, [places[photo.label] for photo in photos]
+
+
+class TrainingPhotos(Dataset[tuple[torch.Tensor, int]]):
+    """Augmented photos with class numbers, addressed by the (view, index) keys of `Batches`; the view is the epoch."""
+
+    def __init__(self, photos: Sequence[Photo], side: int, settings: AugmentationSettings, seed: int) -> None:
+        self._photos = photos
+        self._side = side
+        self._settings = settings
+        self._seed = seed
+        self.classes, self.labels = number_classes(photos)
+
+    def __len__(self) -> int:
+        return len(self._photos)
+
+    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
+        view, index = key
+        photo, rng = self._photos[index], np.random.default_rng((self._seed, view, index))
+        with _naming(photo):
+            picture = augment(*_opened(photo), self._side, self._settings, rng)
+        return torch.from_numpy(np.array(picture)), self.labels[index]
+
+
+class MeasuredPhotos(Dataset[torch.Tensor]):
+    """Photos through the bundle's own preprocessing: what is measured is what will be served."""
+
+    def __init__(self, photos: Sequence[Photo], preprocessing: Preprocessing) -> None:
+        self._photos = photos
+        self._preprocessing = preprocessing
+
+    def __len__(self) -> int:
+        return len(self._photos)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        photo, rule = self._photos[index], self._preprocessing
+        with _naming(photo):
+            if photo.box is None:
+                return torch.from_numpy(load_pixels(read_file(photo.path), rule).copy())
+            image, part = _opened(photo)
+            return torch.from_numpy(rule.apply(*image.read(part, rule.resize)).copy())

@@ -1,0 +1,128 @@
+"""A look at every photo before a long run: what cannot be decoded is named and left out, instead of ending epoch 7.
+
+Photos found good are remembered by path, size and time of change, so that the next run looks only at what is new.
+"""
+
+import io
+import sqlite3
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from PIL import ExifTags, Image, ImageOps
+
+from index._util.system import usable_cores
+from index.embedding.images import DEFAULT_LIMITS, FORMATS, ImageError, decode
+from training.data.dataset import DataSet, Photo, Progress, counted, tallied, usable, visible_part
+from training.data.registry import cache_folder
+from training.errors import TrainingError
+
+_AT_ONCE = 512
+_MAX_THREADS = 8
+_EXAMPLES = 3
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS good (
+    path TEXT, box TEXT, size INTEGER NOT NULL, changed INTEGER NOT NULL, PRIMARY KEY (path, box)
+) WITHOUT ROWID
+"""
+
+
+def check_photos(data: DataSet, *, cache: Path | None = None, on_progress: Progress | None = None) -> DataSet:
+    """The data set without the photos that cannot be read, which its remarks name by class and reason."""
+    photos = list(dict.fromkeys((*data.train, *data.test)))
+    bad: dict[Photo, str] = {}
+    file = cache or cache_folder() / "checked-photos.sqlite"
+    with closing(_open_record(file)) as record, ThreadPoolExecutor(min(_MAX_THREADS, usable_cores())) as pool:
+        for start in range(0, len(photos), _AT_ONCE):
+            part = photos[start : start + _AT_ONCE]
+            bad |= _check_part(part, record, pool)
+            if on_progress:
+                on_progress(start + len(part), len(photos))
+    if not bad:
+        return data
+    remarks = _remarks(bad)
+    try:
+        kept = replace(
+            data,
+            train=tuple(photo for photo in data.train if photo not in bad),
+            test=tuple(photo for photo in data.test if photo not in bad),
+            remarks=(*data.remarks, *remarks),
+        )
+        return usable(kept) if data.test else kept
+    except TrainingError as error:
+        raise TrainingError(f"{error.problem} {' '.join(remarks)}", error.remedy) from None
+
+
+def _check_part(photos: list[Photo], record: sqlite3.Connection, pool: ThreadPoolExecutor) -> dict[Photo, str]:
+    known = "SELECT 1 FROM good WHERE path = ? AND box = ? AND size = ? AND changed = ?"
+    bad, new = {}, []
+    for photo in photos:
+        try:
+            facts = photo.path.stat()
+        except OSError as error:
+            bad[photo] = f"The file cannot be read: {error.strerror}."
+            continue
+        fingerprint = (str(photo.path.absolute()), str(photo.box or ""), facts.st_size, facts.st_mtime_ns)
+        if not record.execute(known, fingerprint).fetchone():
+            new.append((photo, fingerprint))
+    problems = pool.map(_problem, [photo for photo, _ in new])
+    good = []
+    for (photo, fingerprint), problem in zip(new, problems, strict=True):
+        if problem:
+            bad[photo] = problem
+        else:
+            good.append(fingerprint)
+    if good:
+        # One transaction a part: a check that was killed goes on from there.
+        with record:
+            record.executemany("INSERT OR REPLACE INTO good VALUES (?, ?, ?, ?)", good)
+    return bad
+
+
+def _problem(photo: Photo) -> str | None:
+    """Why a photo cannot be used, if so."""
+    try:
+        size = _upright_size(photo.path.read_bytes())
+    except ImageError as error:
+        return error.problem
+    except OSError as error:
+        return f"The file cannot be read: {error.strerror}."
+    if photo.box and not visible_part(photo.box, size):
+        return f"The box {photo.box} lies outside the image of {size[0]} x {size[1]} pixels."
+    return None
+
+
+def _upright_size(data: bytes) -> tuple[int, int]:
+    """Reads a whole file, if with few pixels where the format can: a JPEG at an eighth shows its broken bytes too."""
+    # On any doubt the code that will read it in earnest has the last word, and the words for it.
+    with suppress(Exception), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        width, height = image.size
+        if len(data) <= DEFAULT_LIMITS.max_bytes and width * height <= DEFAULT_LIMITS.max_pixels:
+            image.draft(None, (max(1, width // 8), max(1, height // 8)))
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+            ImageOps.exif_transpose(image).load()
+            return (height, width) if turned else (width, height)
+    return decode(data).size
+
+
+def _remarks(bad: dict[Photo, str]) -> list[str]:
+    classes = Counter(photo.label for photo in bad)
+    photos = counted(len(bad), "photo cannot be read and is", "photos cannot be read and are")
+    examples = [f"{photo.path} (class {photo.label}): {problem}" for photo, problem in list(bad.items())[:_EXAMPLES]]
+    return [f"{photos} left out, of {counted(len(classes), 'class', 'classes')}: {tallied(classes)}.", *examples]
+
+
+def _open_record(file: Path) -> sqlite3.Connection:
+    """The photos found good so far, by all runs of this user."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        record = sqlite3.connect(file, timeout=30)
+        record.execute(_SCHEMA)
+    except (sqlite3.DatabaseError, OSError) as error:
+        raise TrainingError(
+            f"The record of checked photos at {file} cannot be used: {error}.",
+            "Delete it, or set XDG_CACHE_HOME to a folder that can be written.",
+        ) from error
+    return record

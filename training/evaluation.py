@@ -1,0 +1,230 @@
+"""Measuring a model on photos of classes that it never learned."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import DataLoader
+
+from index.embedding.bundle import CARD_FILE, Bundle
+from index.embedding.embedder import Embedder
+from index.embedding.images import Preprocessing
+from index.evaluation.metrics import KS, Figures, intervals, listed_metrics, means, query_metrics, unit_vectors
+from index.evaluation.ranking import Protocol
+from index.gallery.vectors.faiss import builder
+from index.gallery.vectors.faiss import searcher as ann
+from training.backbones import EmbeddingModel
+from training.checkpoints import RunFolder
+from training.data.registry import Photo
+from training.data.torch_datasets import MeasuredPhotos, decoding_workers
+from training.devices import choose_device, keep_freed_memory
+from training.distributed import World
+
+Progress = Callable[[int, int], None]
+Embed = Callable[[torch.Tensor], NDArray[np.float32]]
+
+_QUERIES = 1024
+"""Searched in the index at a time."""
+_FEW = 128
+"""Photos up to which no worker process is started to decode them."""
+_MAX_KEPT = 2 << 30
+"""Bytes of activations that are kept in memory."""
+_KEPT_BATCH = 256
+"""Kept activations that go through the rest of the model at a time."""
+
+
+def torch_embedder(
+    module: Callable[[torch.Tensor], torch.Tensor], device: torch.device, half: torch.dtype | None = None
+) -> Embed:
+    """Makes a PyTorch function of pixels one to arrays, computed in `half` precision if that is given."""
+    if device.type == "cpu":
+        keep_freed_memory()
+
+    def embed(pixels: torch.Tensor) -> NDArray[np.float32]:
+        with torch.inference_mode(), torch.autocast(device.type, half, enabled=half is not None):
+            vectors: NDArray[np.float32] = module(pixels.to(device, non_blocking=True)).float().cpu().numpy()
+        return vectors
+
+    return embed
+
+
+def embed_photos(
+    photos: Sequence[Photo],
+    preprocessing: Preprocessing,
+    embed: Embed,
+    on_progress: Progress | None = None,
+    *,
+    workers: int | None = None,
+) -> NDArray[np.float32]:
+    """Returns the vectors of all photos in their order; worker processes decode while the model computes."""
+    on_gpu = torch.cuda.is_available()
+    workers = decoding_workers(workers, "cuda" if on_gpu else "cpu")
+    # Starting a process costs more than decoding a few photos.
+    workers = workers if len(photos) > _FEW else 0
+    loader = DataLoader(MeasuredPhotos(photos, preprocessing), batch_size=64, num_workers=workers, pin_memory=on_gpu)
+    vectors = []
+    for pixels in loader:
+        vectors.append(embed(pixels))
+        if on_progress:
+            on_progress(sum(map(len, vectors)), len(photos))
+    return np.concatenate(vectors)
+
+
+def measure(
+    photos: Sequence[Photo],
+    preprocessing: Preprocessing,
+    embed: Embed,
+    *,
+    ks: Sequence[int] = KS,
+    on_progress: Progress | None = None,
+) -> dict[str, float]:
+    """Recall@K and MAP@R of the query photos against the gallery photos, by default each against all the others."""
+    return _scored(embed_photos(photos, preprocessing, embed, on_progress), photos, ks)
+
+
+def _scored(vectors: NDArray[np.float32], photos: Sequence[Photo], ks: Sequence[int]) -> dict[str, float]:
+    """The figures that a run's records keep."""
+    figures = means(query_metrics(vectors, photo_protocol(photos), ks))
+    return {name: value for name, value in figures.items() if "@" in name}
+
+
+def photo_protocol(photos: Sequence[Photo]) -> Protocol:
+    """Who searches for what among photos to measure on."""
+    return Protocol.of(
+        (photo.label for photo in photos),
+        [photo.is_query for photo in photos],
+        [photo.is_gallery for photo in photos],
+    )
+
+
+def full_report(
+    vectors: NDArray[np.float32],
+    photos: Sequence[Photo],
+    ks: Sequence[int] = KS,
+    *,
+    rounds: int = 0,
+    through_index: bool = False,
+) -> dict[str, Any]:
+    """All figures with the counts behind them; on wish with intervals from so many bootstrap rounds, and as served."""
+    protocol = photo_protocol(photos)
+    figures = query_metrics(vectors, protocol, ks)
+    report: dict[str, Any] = {
+        "queries": len(protocol.queries),
+        "queries_without_answer": protocol.unanswerable,
+        "gallery": len(protocol.gallery),
+        "figures": means(figures),
+    }
+    if rounds:
+        report["intervals"] = intervals(figures, rounds)
+    if through_index:
+        report["index"] = means(index_metrics(vectors, protocol, ks))
+    return report
+
+
+def index_metrics(vectors: NDArray[np.float32], protocol: Protocol, ks: Sequence[int] = KS) -> Figures:
+    """The figures of the queries through a generation of the gallery's vectors: what the service would answer."""
+    unit = unit_vectors(vectors)
+    depth = min(len(protocol.gallery), max(*ks, int(protocol.relevant.max())) + 1)
+    built = builder.build(unit[protocol.gallery].astype(np.float16))
+    searcher, found = ann.Searcher(built.index, built.plan), protocol.gallery[built.order]
+    parts = []
+    for start in range(0, len(protocol.queries), _QUERIES):
+        chosen = slice(start, start + _QUERIES)
+        part = replace(protocol, queries=protocol.queries[chosen], relevant=protocol.relevant[chosen])
+        _, nearest = searcher.search(unit[part.queries], depth)
+        parts.append(listed_metrics(np.where(nearest < 0, -1, found[nearest]), part, ks))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that decide the figures."""
+    return {name: version(name) for name in ("lookalike", "numpy", "torch", "timm", "onnxruntime", "pillow")}
+
+
+class Examiner:
+    """Measures a model in training again and again; every process of the run embeds its part of the photos.
+
+    What frozen stages make of the photos is computed once and kept, if it fits into memory.
+    """
+
+    def __init__(
+        self,
+        photos: Sequence[Photo],
+        preprocessing: Preprocessing,
+        world: World,
+        *,
+        half: torch.dtype | None = None,
+        workers: int | None = None,
+        frozen: int | None = 0,
+    ) -> None:
+        """Takes the number of first stages that never change; None stands for the whole backbone."""
+        self._photos = photos
+        self._own = photos[world.rank :: world.size]
+        self._preprocessing = preprocessing
+        self._world = world
+        self._half = half
+        self._workers = workers
+        self._frozen = frozen
+        self._activations: NDArray[np.float32] | None = None
+
+    def measure(self, model: EmbeddingModel, *, untrained: bool = False) -> dict[str, float]:
+        """Returns the model's figures, on the first process only; `untrained` measures the backbone's own features."""
+        model.eval()
+        own = self._embed(model, untrained) if self._own else None
+        parts = self._world.gather(own)
+        if not self._world.is_first:
+            return {}
+        there = [part for part in parts if part is not None]
+        vectors = np.empty((len(self._photos), there[0].shape[1]), np.float32)
+        for rank, part in enumerate(there):
+            vectors[rank :: self._world.size] = part
+        return _scored(vectors, self._photos, KS)
+
+    def _embed(self, model: EmbeddingModel, untrained: bool) -> NDArray[np.float32]:
+        frozen = self._frozen
+        stages = model.features if frozen is None else partial(model.activations, stage=frozen)
+        if frozen == 0 or not self._fits(stages):
+            return self._through(model.features if untrained else model)
+        if self._activations is None:
+            self._activations = self._through(stages)
+        features = nn.Identity() if frozen is None else partial(model.features_from, stage=frozen)
+
+        def rest(activations: torch.Tensor) -> torch.Tensor:
+            return features(activations) if untrained else model.from_features(features(activations))
+
+        embed = torch_embedder(rest, self._world.device, self._half)
+        return np.concatenate([embed(part) for part in torch.split(torch.from_numpy(self._activations), _KEPT_BATCH)])
+
+    def _fits(self, stages: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+        side = self._preprocessing.input_size
+        blank = torch.zeros((1, side, side, 3), dtype=torch.uint8, device=self._world.device)
+        with torch.inference_mode():
+            return 4 * stages(blank).numel() * len(self._own) <= _MAX_KEPT
+
+    def _through(self, module: Callable[[torch.Tensor], torch.Tensor]) -> NDArray[np.float32]:
+        embed = torch_embedder(module, self._world.device, self._half)
+        return embed_photos(self._own, self._preprocessing, embed, workers=self._workers)
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a model's path is an exported bundle, not a training run or a file of one."""
+    return (path / CARD_FILE).is_file()
+
+
+def load_model(path: Path, device: str = "auto") -> tuple[Preprocessing, Embed]:
+    """An exported bundle, a training run, or a checkpoint file in a run's folder."""
+    if is_bundle(path):
+        bundle = Bundle.load(path)
+        embedder = Embedder(bundle)
+        return bundle.preprocessing, lambda pixels: embedder.embed(pixels.numpy())
+    file = path if path.is_file() else None
+    run = RunFolder(path.parent if file else path)
+    place = choose_device(device)
+    return run.config.preprocessing, torch_embedder(run.model(file).to(place), place)

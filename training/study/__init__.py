@@ -1,0 +1,1 @@
+"""Studies: many training runs from one file, summarised with paired differences."""

@@ -1,0 +1,143 @@
+"""The file of a study: its format, its checks, and the runs that follow from it."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import yaml
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from index._util.models import Frozen
+from training.config import TrainingConfig, explain_errors, layer_settings, read_preset, suggest
+from training.errors import TrainingError
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=60)]
+Seed = Annotated[int, Field(ge=0, strict=True)]
+
+
+class DropRule(Frozen):
+    """When a run is not worth its remaining epochs."""
+
+    after_epoch: int = Field(ge=1, description="the first epoch at which runs are compared, and at each later one")
+    behind: float = Field(gt=0, lt=1, description="largest distance to the best run of the seed, 0.015 for 1.5 points")
+    metric: Literal["validation.map@r", "validation.recall@1"] = "validation.map@r"
+
+
+class RunKey(NamedTuple):
+    """What names a run within its study."""
+
+    run: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.run}, seed {self.seed}"
+
+    @property
+    def folder(self) -> str:
+        return f"{self.run}-seed-{self.seed}"
+
+
+class PlannedRun(NamedTuple):
+    """A run with all its settings."""
+
+    key: RunKey
+    config: TrainingConfig
+
+
+class Study(Frozen):
+    """Runs that are compared with each other, each over the same seeds."""
+
+    name: Name
+    data: str | None = Field(default=None, description="as --data of `train`; --data replaces it")
+    presets: tuple[str, ...] = ()
+    settings: dict[str, Any] = Field(default={}, description="common to all runs")
+    seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1)
+    runs: dict[Name, dict[str, Any]] = Field(min_length=1, description="settings over the common ones")
+    baseline: str | None = Field(default=None, description="what differences are against; by default the first run")
+    metric: Literal["map@r", "recall@1"] = "map@r"
+    drop: DropRule | None = None
+
+    @field_validator("runs", mode="before")
+    @classmethod
+    def _without_changes(cls, runs: Any) -> Any:
+        """Reads `name:` with nothing behind it as a run with the common settings."""
+        return {name: {} if own is None else own for name, own in runs.items()} if isinstance(runs, dict) else runs
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Study":
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError(f"seeds={list(self.seeds)} names a seed twice")
+        if self.baseline is not None and self.baseline not in self.runs:
+            raise ValueError(f"baseline={self.baseline!r} is not a run{suggest(self.baseline, self.runs)}")
+        for place, own in {
+            "settings": self.settings,
+            **{f"runs.{name}": own for name, own in self.runs.items()},
+        }.items():
+            if "seed" in own:
+                raise ValueError(f"{place}.seed={own['seed']!r}: list seeds under seeds, which all runs share")
+        return self
+
+    @property
+    def baseline_run(self) -> str:
+        return self.baseline or next(iter(self.runs))
+
+    def plan(self) -> list[PlannedRun]:
+        """All runs, seed by seed, so that a study that was stopped has runs to compare."""
+        common: dict[str, Any] = {}
+        for preset in self.presets:
+            common = layer_settings(common, read_preset(preset))
+        common = layer_settings(common, self.settings)
+        _parse_config(common, "settings")
+        raw = {name: layer_settings(common, own) for name, own in self.runs.items()}
+        return [
+            PlannedRun(RunKey(name, seed), _parse_config(settings | {"seed": seed}, f"runs.{name}"))
+            for seed in self.seeds
+            for name, settings in raw.items()
+        ]
+
+    def select(self, names: Sequence[str]) -> list[PlannedRun]:
+        """The runs of these names over all seeds."""
+        for name in names:
+            if name not in self.runs:
+                raise TrainingError(
+                    f"--only {name}: the study {self.name} has no such run{suggest(name, self.runs)}.",
+                    f"Its runs: {', '.join(self.runs)}.",
+                )
+        return [run for run in self.plan() if run.key.run in names]
+
+
+def read_study(file: Path) -> Study:
+    """The study of a file, with every run's settings checked."""
+    try:
+        raw = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeys)
+    except (FileNotFoundError, IsADirectoryError):
+        raise TrainingError(f"No study at {file}.", "Give a YAML file, see docs/study.md.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise TrainingError(f"{file} is not YAML: {error}.", "Correct the file.") from None
+    try:
+        study = Study.model_validate(raw)
+        study.plan()
+    except ValidationError as error:
+        raise TrainingError(f"{file}: {explain_errors(error, Study)}.", "See docs/study.md.") from None
+    except TrainingError as error:
+        raise TrainingError(f"{file}: {error.problem}", error.remedy) from None
+    return study
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a name that comes twice, which YAML would replace silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} comes twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _parse_config(raw: Mapping[str, Any], place: str) -> TrainingConfig:
+    try:
+        return TrainingConfig.model_validate(raw)
+    except ValidationError as error:
+        raise TrainingError(f"{explain_errors(error, TrainingConfig, f'{place}.')}.", "See docs/train.md.") from None
