@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from index._util.system import alone
+from index._util.system import exclusive_lock
 from index.embedding.bundle import Bundle
 from index.errors import LookalikeError
 from index.gallery.jobs import Job, opened_jobs
@@ -40,7 +40,7 @@ def start_job(gallery: Path, address: str, bundle: Bundle, options: Sequence[str
     folder = gallery / JOBS
     folder.mkdir(exist_ok=True)
     with opened_jobs(gallery) as history:
-        with alone(folder):  # or two would find none running, and begin one each
+        with exclusive_lock(folder):  # or two would find none running, and begin one each
             running = [record.id for record in history.newest(_LOOKED_AT) if record.state == "running"]
             if running:
                 raise JobRunning(running[0])

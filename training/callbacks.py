@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from index._util.files import write_text
+from index._util.files import atomic_write_text
 from training.config import TrainingConfig, flat_settings
 from training.errors import TrainingError
 
@@ -33,7 +33,7 @@ class ExperimentCallback:
             raise TrainingError(
                 f"{config.tracker} cannot be reached: {error}.", "Check its address and key, or leave out `tracker`."
             ) from error
-        write_text(file, json.dumps(known | {config.tracker: self._service.id}) + "\n")
+        atomic_write_text(file, json.dumps(known | {config.tracker: self._service.id}) + "\n")
         if config.tracker not in known:
             self._send(lambda: self._service.settings(flat_settings(config.model_dump(mode="json"))))
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 
-from index._util.files import write_text, written_whole
+from index._util.files import atomic_write, atomic_write_text
 from training.backbones import EmbeddingModel
 from training.config import RESUMABLE, TrainingConfig, flat_settings
 from training.errors import TrainingError
@@ -61,7 +61,7 @@ class RunFolder:
             raise TrainingError(f"{self.path} is not empty and holds no run.", "Choose another folder with --out.")
         self.path.mkdir(parents=True, exist_ok=True)
         description = {"data": data, "config": config.model_dump(mode="json")}
-        write_text(self.path / _CONFIG, yaml.safe_dump(description, sort_keys=False))
+        atomic_write_text(self.path / _CONFIG, yaml.safe_dump(description, sort_keys=False))
         return new
 
     def _check_same(self, config: TrainingConfig, data: str) -> None:
@@ -98,13 +98,13 @@ class RunFolder:
 
     def save(self, state: dict[str, Any]) -> None:
         """Replaces the checkpoint as a whole: a kill leaves the old one or the new one."""
-        with written_whole(self.path / _CHECKPOINT) as temporary:
+        with atomic_write(self.path / _CHECKPOINT) as temporary:
             torch.save(state, temporary)
         self._promote_best(state)
 
     def save_best(self, weights: dict[str, Any], epoch: int | None = None) -> None:
         """Saves the weights that validation chose; those of an `epoch` count once the next checkpoint is written."""
-        with written_whole(self.path / (_BEST if epoch is None else _NEXT_BEST.format(epoch))) as temporary:
+        with atomic_write(self.path / (_BEST if epoch is None else _NEXT_BEST.format(epoch))) as temporary:
             torch.save(weights, temporary)
 
     def _promote_best(self, checkpoint: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ class RunFolder:
 
     def write_result(self, result: dict[str, Any]) -> None:
         """The chosen model's figures; written last, so its presence tells a finished run."""
-        write_text(self.path / _RESULT, json.dumps(result, indent=2) + "\n")
+        atomic_write_text(self.path / _RESULT, json.dumps(result, indent=2) + "\n")
 
     @property
     def is_finished(self) -> bool:

@@ -89,7 +89,7 @@ def evaluate(
     Example: lookalike evaluate --model bundle --data sample --k 1,10 --bootstrap 1000
     """
     require_train_extra()
-    from index._util.files import write_text
+    from index._util.files import atomic_write_text
     from index.cli.progress import progress_bar
     from index.embedding.bundle import Bundle
     from training.evaluation import embed_photos, full_report, is_bundle, load_model, versions
@@ -109,7 +109,7 @@ def evaluate(
         card = Bundle.load(model).card if is_bundle(model) else None
         about = {"bundle": card.id if card else None, "refit": card.refit if card else False}
         record = {"model": str(model), **about, "data": data, **report, "versions": versions()}
-        write_text(json_file, json.dumps(record, indent=2) + "\n")
+        atomic_write_text(json_file, json.dumps(record, indent=2) + "\n")
 
 
 def export(

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from index._util.files import written_whole
+from index._util.files import atomic_write
 from index.embedding.bundle import Bundle
 from index.gallery.jobs import JobRecord
 from index.ingest.pipeline import run_reindex
@@ -77,7 +77,7 @@ class Demo:
     def index(self, bundle: Bundle, on_progress: Progress) -> JobRecord:
         """A gallery of all products, of the photos that are not kept for trying."""
         table = self.shop / "gallery.csv"
-        with written_whole(table) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        with atomic_write(table) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, _COLUMNS, extrasaction="ignore")
             writer.writeheader()
             photos = [photo for photo in read_shop(self.shop) if photo.role == "gallery"]
@@ -99,5 +99,5 @@ class Demo:
                 seen.add(photo.category)
                 target = self.examples / f"{photo.item_id}.jpg"
                 if not target.exists():
-                    with written_whole(target) as temporary:
+                    with atomic_write(target) as temporary:
                         shutil.copyfile(self.shop / photo.image, temporary)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from index._util.files import beside, fsync_directory
+from index._util.files import fsync_directory, temporary_sibling
 from index.embedding.bundle import CARD_FILE, MODEL_FILE, Bundle, write_card
 from index.embedding.embedder import Embedder
 from training.backbones import EmbeddingModel
@@ -95,7 +95,7 @@ def _replaced(out: Path) -> Iterator[Path]:
     """
     if out.exists() and not (out / CARD_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise TrainingError(f"{out} exists and is not a bundle.", "Choose another folder with --out.")
-    temporary, old = beside(out, "tmp"), beside(out, "old")
+    temporary, old = temporary_sibling(out, "tmp"), temporary_sibling(out, "old")
     temporary.mkdir(parents=True)
     try:
         yield temporary

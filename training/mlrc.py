@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index._util.files import write_text
+from index._util.files import atomic_write_text
 from index.evaluation.metrics import KS, unit_vectors
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
@@ -76,7 +76,7 @@ def measure_folds(
         "folds": [{"epoch": run.result()["epoch"], **fold["figures"]} for run, fold in zip(runs, folds, strict=True)],
         "versions": versions(),
     }
-    write_text(out / RESULT, json.dumps(result, indent=2) + "\n")
+    atomic_write_text(out / RESULT, json.dumps(result, indent=2) + "\n")
     return result
 
 

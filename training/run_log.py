@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch.utils.tensorboard import SummaryWriter
 
-from index._util.files import write_text, written_whole
+from index._util.files import atomic_write, atomic_write_text
 from training.callbacks import ExperimentCallback
 
 SHARES = ("outlier", "informative", "easy", "damped_negatives")
@@ -79,7 +79,7 @@ class Recorder:
         if self._callback:
             self._callback.epoch(history[-1])
         self.say(json.dumps(history[-1]))
-        write_text(self._folder / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in history))
+        atomic_write_text(self._folder / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in history))
         if len(history) > 1:
             _plot(history, self._folder / "curves.png")
 
@@ -111,7 +111,7 @@ def _plot(history: list[dict[str, Any]], path: Path) -> None:
     twin = rate.twinx()
     twin.plot(*zip(*losses, strict=True), color="tab:red", linestyle="--", marker=".")
     twin.set_ylabel("loss", color="tab:red")
-    with written_whole(path) as temporary:
+    with atomic_write(path) as temporary:
         figure.savefig(temporary, format="png", dpi=120)
 
 

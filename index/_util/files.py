@@ -1,8 +1,9 @@
-"""Whole files or none: writing so that a crash never leaves half of one."""
+"""Atomic writes of files and directories, and digests of files."""
 
 import hashlib
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,18 +12,21 @@ from pathlib import Path
 
 from index._util.system import usable_cores
 
-_PIECE = 1 << 24
+_CHUNK_BYTES = 1 << 24
 
 
-def beside(path: Path, end: str = "tmp") -> Path:
-    """A hidden name beside `path` that nobody else has: in each of two containers on one volume the pid is 1."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{end}")
+def temporary_sibling(path: Path, suffix: str = "tmp") -> Path:
+    """Returns a hidden, unused name in the folder of `path`.
+
+    The name is random: in each of two containers that share a volume the process id is 1.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.{suffix}")
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[Path]:
-    """A temporary name to write to; on success it is fsynced and takes the place of `path`, else it goes."""
-    temporary = beside(path)
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yields a temporary file name to write to; on success it is fsynced and replaces `path`, else it is removed."""
+    temporary = temporary_sibling(path)
     try:
         yield temporary
         with temporary.open("rb+") as file:
@@ -33,10 +37,31 @@ def written_whole(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replaces a small text file as a whole."""
-    with written_whole(path) as temporary:
+def atomic_write_text(path: Path, text: str) -> None:
+    """Replaces a small text file atomically."""
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Yields a temporary folder to fill; on success it replaces `path`, on failure it is removed.
+
+    The caller fsyncs the files. A kill between the two renames leaves the old and the new folder next to `path`.
+    """
+    temporary, replaced = temporary_sibling(path), temporary_sibling(path, "old")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        if path.exists():
+            path.rename(replaced)
+        temporary.rename(path)
+        fsync_directory(path.parent)
+    finally:
+        if replaced.exists() and not path.exists():
+            replaced.rename(path)
+        for folder in (temporary, replaced):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def fsync_directory(directory: Path) -> None:
@@ -49,19 +74,19 @@ def fsync_directory(directory: Path) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file of any size."""
+    """Returns the SHA-256 digest of a file of any size."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def pieces_digest(path: Path) -> str:
-    """SHA-256 over those of the file's pieces of 16 MiB: all cores share the work, so a large file opens sooner."""
-    starts = range(0, max(path.stat().st_size, 1), _PIECE)
+def chunked_digest(path: Path) -> str:
+    """Returns the SHA-256 digest of the digests of the file's chunks of 16 MiB, which all cores compute in parallel."""
+    starts = range(0, max(path.stat().st_size, 1), _CHUNK_BYTES)
     with ThreadPoolExecutor(usable_cores()) as pool:
-        return hashlib.sha256(b"".join(pool.map(partial(_piece_digest, path), starts))).hexdigest()
+        return hashlib.sha256(b"".join(pool.map(partial(_chunk_digest, path), starts))).hexdigest()
 
 
-def _piece_digest(path: Path, start: int) -> bytes:
+def _chunk_digest(path: Path, start: int) -> bytes:
     with path.open("rb") as file:
         file.seek(start)
-        return hashlib.sha256(file.read(_PIECE)).digest()
+        return hashlib.sha256(file.read(_CHUNK_BYTES)).digest()

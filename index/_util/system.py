@@ -1,4 +1,4 @@
-"""The machine: usable processor cores, other processes, and locks between them."""
+"""The machine: processor cores, processes and locks between them."""
 
 import fcntl
 import os
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """The cores of the process's affinity (taskset, cpusets), as far as its control group's quota pays for them."""
+    """Returns the number of cores that the process may use: its CPU affinity, limited by its control group's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(cores, int(_quota(root))))
 
 
 def _quota(root: Path) -> float:
-    """The tightest quota from the process's control group up to the root, of version 2 or else of version 1."""
+    """Returns the tightest CPU quota from the process's control group (version 2 or 1) up to the root."""
     groups = root / "sys/fs/cgroup"
     own = next((line[4:] for line in _text(root / "proc/self/cgroup").splitlines() if line.startswith("0::/")), "")
     folder = groups / own
@@ -26,7 +26,7 @@ def _quota(root: Path) -> float:
 
 
 def _text(path: Path) -> str:
-    """A file of the kernel's, or nothing where the kernel has none."""
+    """Returns the contents of a kernel file, or an empty text where it does not exist."""
     try:
         return path.read_text(encoding="ascii")
     except OSError:
@@ -34,8 +34,8 @@ def _text(path: Path) -> str:
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """One process at a time is within: the others wait. A process that ends or is killed lets it go."""
+def exclusive_lock(folder: Path) -> Iterator[None]:
+    """Holds an exclusive lock on a folder; other processes wait. The lock ends with its process."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -45,7 +45,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def is_running(process: int) -> bool:
-    """Whether there is a process of this number, ours or somebody else's."""
+    """Returns whether a process with this id exists, whoever owns it."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

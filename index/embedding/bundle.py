@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from index._util.files import beside, file_digest, fsync_directory, write_text, written_whole
+from index._util.files import atomic_write, atomic_write_text, file_digest, fsync_directory, temporary_sibling
 from index._util.models import Frozen
 from index.embedding.images import Preprocessing
 from index.errors import LookalikeError
@@ -99,12 +99,12 @@ class Bundle:
                 Bundle.load(directory)
                 return
         directory.parent.mkdir(parents=True, exist_ok=True)
-        temporary = beside(directory)
+        temporary = temporary_sibling(directory)
         temporary.mkdir()
         try:
             for name in (MODEL_FILE, CARD_FILE, README_FILE):
                 if (self.directory / name).is_file():
-                    with written_whole(temporary / name) as copy:
+                    with atomic_write(temporary / name) as copy:
                         shutil.copyfile(self.directory / name, copy)
             if damaged:
                 shutil.rmtree(directory, ignore_errors=True)
@@ -134,8 +134,8 @@ def write_card(directory: Path, *, preprocessing: Preprocessing, dimension: int,
         preprocessing=preprocessing,
         **details,
     )
-    write_text(directory / CARD_FILE, card.model_dump_json(indent=2) + "\n")
-    write_text(directory / README_FILE, _readable(card))
+    atomic_write_text(directory / CARD_FILE, card.model_dump_json(indent=2) + "\n")
+    atomic_write_text(directory / README_FILE, _readable(card))
     return card
 
 

@@ -20,7 +20,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from index._util.files import beside, fsync_directory, written_whole
+from index._util.files import atomic_write, fsync_directory, temporary_sibling
 from index._util.models import Frozen
 from index.embedding.bundle import CARD_FILE, MODEL_FILE, README_FILE
 from index.errors import LookalikeError
@@ -91,7 +91,7 @@ def snapshot(directory: Path, file: Path, *, force: bool = False) -> Snapshot:
         with (
             existing_catalogue(directory) as catalogue,
             TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as room,
-            written_whole(file) as temporary,
+            atomic_write(file) as temporary,
             ExitStack() as opened,
         ):
             copy = Path(room) / CATALOGUE_FILE
@@ -171,7 +171,7 @@ def restore(file: Path, directory: Path) -> Snapshot:
         raise SnapshotError(f"{directory} is the root of a volume.", "Name a new folder inside it.")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise SnapshotError(f"{directory} is not empty.", "A gallery is restored into a new or an empty folder.")
-    staged = beside(directory)
+    staged = temporary_sibling(directory)
     try:
         staged.mkdir(parents=True)
         card = _unpack(file, staged)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from index._util.files import written_whole
+from index._util.files import atomic_write
 from index.errors import LookalikeError
 from index.gallery.backup import check_target, existing_catalogue
 from index.gallery.store.sqlite_reader import BundleRow, Reader, WholeImage
@@ -36,7 +36,7 @@ def export_parquet(
             schema = _schema(arrow, bundle, reader.change())
             total, done = reader.image_count(bundle.key), 0
             with (
-                written_whole(file) as temporary,
+                atomic_write(file) as temporary,
                 parquet.ParquetWriter(temporary, schema, compression="zstd", write_statistics=False) as writer,
             ):
                 for rows in _groups(reader, bundle):

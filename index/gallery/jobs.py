@@ -18,7 +18,7 @@ from typing import IO, Literal
 from pydantic import Field
 
 from index._util.models import Frozen
-from index._util.system import alone, is_running
+from index._util.system import exclusive_lock, is_running
 from index.errors import LookalikeError
 
 JOBS_FILE = "jobs.sqlite"
@@ -80,7 +80,7 @@ class JobLog:
         self._directory = directory
         self._lock = threading.Lock()
         self._db = sqlite3.connect(directory / JOBS_FILE, timeout=30, check_same_thread=False, isolation_level=None)
-        with alone(directory):  # the timeout does not hold for the change to a journal that two make at once
+        with exclusive_lock(directory):  # the timeout does not hold for the change to a journal that two make at once
             self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute(_TABLES)

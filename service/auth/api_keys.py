@@ -19,7 +19,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import AwareDatetime, Field, ValidationError
 
-from index._util.files import written_whole
+from index._util.files import atomic_write
 from index._util.models import Frozen
 from index.errors import LookalikeError
 
@@ -220,7 +220,7 @@ class KeyRing:
 
     def _write(self, entries: dict[str, _Entry]) -> None:
         text = json.dumps(_File(keys=list(entries.values())).model_dump(mode="json"), indent=1)
-        with written_whole(self._path) as temporary:
+        with atomic_write(self._path) as temporary:
             temporary.touch(mode=0o600)
             temporary.write_text(text + "\n", encoding="utf-8")
             # Clocks of file systems tick in milliseconds, and numbers of removed files are given again:

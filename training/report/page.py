@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from index._util.files import write_text
+from index._util.files import atomic_write_text
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
 from training.data.dataset import DataSet, counted
@@ -61,7 +61,7 @@ def write_report(run: RunFolder, data: DataSet, out: Path, *, spec: str, on_prog
     """Studies a run on its photos and writes the page; `spec` names the data in it."""
     study = study_run(run, data, on_progress)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, _page(study, spec, Thumbnails(data.test)))
+    atomic_write_text(out, _page(study, spec, Thumbnails(data.test)))
 
 
 def _page(study: Study, spec: str, thumbnails: Thumbnails) -> str:

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from statistics import mean
 
-from index._util.files import write_text
+from index._util.files import atomic_write_text
 from training.config import flat_settings
 from training.report.charts import Axes, Line, as_number, as_percent, draw_curve, draw_figure, draw_legend, show_end
 from training.report.template import html_page, html_table
@@ -61,7 +61,7 @@ def write_study_page(
     title = f"{summary.study.name} · Lookalike study"
     page = html_page(title, sections, made_by="lookalike study", style=_style(len(summary.runs)))
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, page)
+    atomic_write_text(out, page)
 
 
 def _style(runs: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from index._util.files import write_text
+from index._util.files import atomic_write_text
 from index._util.models import Frozen
 from training.checkpoints import RunFolder
 from training.errors import TrainingError
@@ -111,7 +111,7 @@ class StudyFolder:
                 (self.results_file, [result.model_dump(mode="json")]),
             ):
                 others = [line for line in _read_lines(file) if any(line[name] != key[name] for name in key)]
-                write_text(file, "".join(json.dumps(line) + "\n" for line in [*others, *lines]))
+                atomic_write_text(file, "".join(json.dumps(line) + "\n" for line in [*others, *lines]))
 
     @contextmanager
     def lock(self, name: str, *, wait: bool = False) -> Iterator[bool]:

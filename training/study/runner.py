@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import yaml
 
-from index._util.files import write_text
+from index._util.files import atomic_write_text
 from index.errors import LookalikeError
 from training.checkpoints import RunFolder
 from training.config import RESUMABLE, TrainingConfig, flat_settings
@@ -256,7 +256,7 @@ class _Clock:
     def save(self) -> None:
         now = time.monotonic()
         self.seconds, self._counted = self.seconds + now - self._counted, now
-        write_text(self._file, json.dumps(self.seconds) + "\n")
+        atomic_write_text(self._file, json.dumps(self.seconds) + "\n")
 
 
 def drop_reason(rule: DropRule, history: History, rivals: Mapping[str, History]) -> str | None:
@@ -284,7 +284,7 @@ def _set_data(folder: RunFolder, spec: str) -> None:
     file = folder.path / "config.yaml"
     if file.is_file() and folder.data != spec:
         description = yaml.safe_load(file.read_text(encoding="utf-8")) | {"data": spec}
-        write_text(file, yaml.safe_dump(description, sort_keys=False))
+        atomic_write_text(file, yaml.safe_dump(description, sort_keys=False))
 
 
 def _kind(spec: str) -> str:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from index._util.system import alone
+from index._util.system import exclusive_lock
 from index.errors import LookalikeError
 from index.gallery.store.schema import connect, prepare
 from index.gallery.store.sqlite_reader import Reader
@@ -51,7 +51,7 @@ class Catalogue:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = threading.RLock()
-        with alone(path.parent):  # those who make a new file would get into each other's way
+        with exclusive_lock(path.parent):  # those who make a new file would get into each other's way
             new = not path.exists()
             try:
                 self._db = connect(path)

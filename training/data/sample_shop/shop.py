@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from index._util.files import fsync_directory, write_text
+from index._util.files import atomic_write_text, fsync_directory
 from index._util.system import is_running
 from index.errors import LookalikeError
 from training.data.sample_shop.products import NAMES, Product, design_products
@@ -88,8 +88,8 @@ def write_shop(
     try:
         (building / PHOTOS).mkdir(parents=True)
         _photograph_all(products, building, photos_per_product, workers or _available_cores(), on_progress)
-        write_text(building / CATALOGUE, _catalogue(products, photos_per_product))
-        write_text(building / DESCRIPTION, json.dumps(description, indent=2) + "\n")
+        atomic_write_text(building / CATALOGUE, _catalogue(products, photos_per_product))
+        atomic_write_text(building / DESCRIPTION, json.dumps(description, indent=2) + "\n")
         _put_in_place(building, directory)
     finally:
         shutil.rmtree(building, ignore_errors=True)

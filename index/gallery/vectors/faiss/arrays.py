@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
-from index._util.files import written_whole
+from index._util.files import atomic_write
 from index._util.models import Frozen
 from index.errors import LookalikeError
 
@@ -60,7 +60,7 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
         ordered.append((offset, values))
     header = json.dumps(entries, separators=(",", ":")).encode()
     start = _aligned(_PREFIX.size + len(header))
-    with written_whole(path) as temporary, temporary.open("wb") as file:
+    with atomic_write(path) as temporary, temporary.open("wb") as file:
         file.write(_PREFIX.pack(_MAGIC, len(header)) + header)
         for offset, values in ordered:
             file.write(bytes(start + offset - file.tell()))

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from index._util.files import beside
+from index._util.files import temporary_sibling
 from index.errors import LookalikeError
 from index.gallery.store.sqlite import Catalogue
 from index.gallery.store.sqlite_reader import BundleRow
@@ -100,7 +100,7 @@ def compact(
     root = directory / GENERATIONS
     root.mkdir(exist_ok=True)
     clean(root, catalogue)
-    scratch = beside(root / "vectors")
+    scratch = temporary_sibling(root / "vectors")
     try:
         with catalogue.reading() as reader:
             bundle = reader.bundle(bundle.id) or bundle

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from index._util.files import beside, fsync_directory, pieces_digest, write_text
+from index._util.files import atomic_write_text, chunked_digest, fsync_directory, temporary_sibling
 from index._util.models import Frozen
 from index.errors import LookalikeError
 from index.gallery.store.sqlite_reader import Reader
@@ -194,7 +194,7 @@ def open_generation(directory: Path) -> tuple[Generation, Manifest]:
     manifest = read_manifest(directory)
     try:
         for name in (INDEX_FILE, RECORDS_FILE):
-            if pieces_digest(directory / name) != manifest.digests.get(name):
+            if chunked_digest(directory / name) != manifest.digests.get(name):
                 raise GenerationError(f"{directory / name} is not as it was written.", _REMEDY)
         arrays = open_arrays(directory / RECORDS_FILE)
         searcher = Searcher(open_index(directory / INDEX_FILE), manifest.plan)
@@ -215,7 +215,7 @@ def write_generation(
     arrays: dict[str, NDArray[Any]],
 ) -> None:
     """Writes a new generation, whole or not at all."""
-    temporary = beside(directory)
+    temporary = temporary_sibling(directory)
     temporary.mkdir(parents=True)
     try:
         write_index(index, temporary / INDEX_FILE)
@@ -230,10 +230,10 @@ def write_generation(
             dead=dead,
             dimension=dimension,
             plan=plan,
-            digests={name: pieces_digest(temporary / name) for name in (INDEX_FILE, RECORDS_FILE)},
+            digests={name: chunked_digest(temporary / name) for name in (INDEX_FILE, RECORDS_FILE)},
         )
         manifest.digests[MANIFEST_FILE] = _digest(manifest)
-        write_text(temporary / MANIFEST_FILE, manifest.model_dump_json(indent=2) + "\n")
+        atomic_write_text(temporary / MANIFEST_FILE, manifest.model_dump_json(indent=2) + "\n")
         temporary.rename(directory)
         fsync_directory(directory.parent)
     finally:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from index._util.files import written_whole
+from index._util.files import atomic_write
 from index._util.imports import faiss
 from index._util.models import Frozen
 from index.errors import LookalikeError
@@ -242,7 +242,7 @@ def storage_of(index: Index) -> Index:
 def write_index(index: Index, path: Path) -> None:
     """Writes an index to a file, whole or not at all."""
     library = faiss()
-    with written_whole(path) as temporary:
+    with atomic_write(path) as temporary:
         try:
             library.write_index(index, os.fspath(temporary))
             # On a full disk FAISS does not tell when the last bytes failed, only that they are missing.
