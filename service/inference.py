@@ -63,14 +63,14 @@ class Batcher:
         self._on_batch = on_batch
         self._queue: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
-        self._threads = ThreadPoolExecutor(embedder.lanes, "embed")
+        self._threads = ThreadPoolExecutor(embedder.concurrency, "embed")
         self._busy = 0
         self._closing = False
         self._seconds_each = 0.0
         """Of late; tells how long a queue takes."""
 
     async def __aenter__(self) -> Self:
-        self._runners = [asyncio.create_task(self._run()) for _ in range(self._embedder.lanes)]
+        self._runners = [asyncio.create_task(self._run()) for _ in range(self._embedder.concurrency)]
         return self
 
     async def __aexit__(
@@ -113,9 +113,9 @@ class Batcher:
 
     def _take(self) -> list[_Waiting]:
         """A full batch, but no more than this lane's share of what waits."""
-        share = -(-len(self._queue) // self._embedder.lanes)
+        share = -(-len(self._queue) // self._embedder.concurrency)
         batch: list[_Waiting] = []
-        while self._queue and len(batch) < min(share, self._embedder.useful_batch):
+        while self._queue and len(batch) < min(share, self._embedder.preferred_batch):
             one = self._queue.popleft()
             if not one.answer.done():
                 batch.append(one)
@@ -126,7 +126,7 @@ class Batcher:
         self._on_batch(len(batch))
         pixels = np.stack([one.pixels for one in batch])
         alone = len(batch) == 1 and batch[0].alone and not self._busy
-        embed = self._embedder.embed if alone else self._embedder.embed_on_lane
+        embed = self._embedder.embed if alone else self._embedder.embed_single_threaded
         self._busy += 1
         try:
             vectors = await asyncio.get_running_loop().run_in_executor(self._threads, embed, pixels)

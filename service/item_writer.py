@@ -13,7 +13,7 @@ import numpy as np
 from fastapi import Header, Request
 from numpy.typing import NDArray
 
-from index.embedding.images import decode_for, digest, thumbnail
+from index.embedding.images import decode_for_model, digest, thumbnail
 from index.gallery import Gallery
 from index.gallery.store.sqlite import VersionConflict
 from index.gallery.types import Item, NewImage, StoredItem
@@ -199,7 +199,7 @@ def _new_one(backend: Backend, model: Model, data: bytes, known: str | None) -> 
     if name == known:
         return None
     rule, begun = model.bundle.preprocessing, perf_counter()
-    picture, part = decode_for(rule, data, backend.settings.image_limits)
+    picture, part = decode_for_model(rule, data, backend.settings.image_limits)
     pixels = rule.apply(picture, part)
     backend.telemetry.stage("decode", perf_counter() - begun)
     return _New(name, pixels, thumbnail(picture))

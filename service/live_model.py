@@ -177,5 +177,5 @@ def _warm(bundle: Bundle, threads: int | None) -> Embedder:
     side = bundle.preprocessing.input_size
     blank = np.zeros((1, side, side, 3), np.uint8)
     embedder.embed(blank)
-    embedder.embed_on_lane(blank)
+    embedder.embed_single_threaded(blank)
     return embedder

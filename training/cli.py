@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from index.embedding.bundle import BundleCard
     from training.config import TrainingConfig
     from training.data.registry import DataSet
-    from training.quantization import Reduced
+    from training.quantization import ReducedPrecision
 
 _ENGINES = (
     "torch",
@@ -294,23 +294,23 @@ def _train_folds(settings: "TrainingConfig", photos: "DataSet", out: Path, data:
     typer.echo(f"Figures of all folds are in {out / RESULT}")
 
 
-def _parse_precisions(text: str) -> "list[Reduced]":
+def _parse_precisions(text: str) -> "list[ReducedPrecision]":
     """Those beside fp32, which is always written: the others are made from it and compared with it."""
-    from training.quantization import REDUCED
+    from training.quantization import REDUCED_PRECISIONS
 
     wanted = text.split(",")
-    if unknown := [name for name in wanted if name not in ("fp32", *REDUCED)]:
+    if unknown := [name for name in wanted if name not in ("fp32", *REDUCED_PRECISIONS)]:
         raise TrainingError(f"--precision {text!r}: {unknown[0]!r} is unknown.", "Choose from fp32, fp16 and int8.")
-    return [name for name in REDUCED if name in wanted]
+    return [name for name in REDUCED_PRECISIONS if name in wanted]
 
 
 def _compare_precision(card: "BundleCard") -> None:
-    from training.export import LARGEST_LOSS
+    from training.export import MAX_RECALL_LOSS
 
     typer.echo(f"  {card.precision}".ljust(18) + _row(card.metrics))
     typer.echo("  fp32".ljust(18) + _row(card.fp32_metrics))
     lost = card.fp32_metrics["recall@1"] - card.metrics["recall@1"]
-    if lost > LARGEST_LOSS:
+    if lost > MAX_RECALL_LOSS:
         typer.echo(f"  {card.precision} loses {100 * lost:.1f} points of Recall@1: use it only where that is worth it.")
 
 

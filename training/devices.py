@@ -9,7 +9,7 @@ from torch import nn
 
 from training.errors import TrainingError
 
-LOWEST_COSINE = 0.98
+MIN_COSINE = 0.98
 """Between vectors of one picture on the device and on the CPU; bfloat16 keeps about 0.999."""
 
 
@@ -61,7 +61,7 @@ def check_device(model: nn.Module, side: int, device: torch.device, half: torch.
 def check_vectors(found: torch.Tensor, expected: torch.Tensor, device: torch.device) -> None:
     """Refuses a device whose vectors differ from the CPU's by more than its precision explains."""
     lowest = nn.functional.cosine_similarity(found, expected).min().item()
-    if not lowest >= LOWEST_COSINE:
+    if not lowest >= MIN_COSINE:
         raise TrainingError(
             f"The device {device} computes other vectors than the CPU (cosine {lowest:.4f}).",
             "Set device=cpu or mixed_precision=false, and check the driver and the installed PyTorch.",

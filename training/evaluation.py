@@ -16,8 +16,16 @@ from torch.utils.data import DataLoader
 from index.embedding.bundle import CARD_FILE, Bundle
 from index.embedding.embedder import Embedder
 from index.embedding.images import Preprocessing
-from index.evaluation.metrics import KS, Figures, intervals, listed_metrics, means, query_metrics, unit_vectors
-from index.evaluation.ranking import Protocol
+from index.evaluation.metrics import (
+    KS,
+    QueryMetrics,
+    confidence_intervals,
+    mean_metrics,
+    metrics_from_results,
+    query_metrics,
+    unit_vectors,
+)
+from index.evaluation.ranking import RetrievalProtocol
 from index.gallery.vectors.faiss import builder
 from index.gallery.vectors.faiss import searcher as ann
 from training.backbones import EmbeddingModel
@@ -91,13 +99,13 @@ def measure(
 
 def _scored(vectors: NDArray[np.float32], photos: Sequence[Photo], ks: Sequence[int]) -> dict[str, float]:
     """The figures that a run's records keep."""
-    figures = means(query_metrics(vectors, photo_protocol(photos), ks))
+    figures = mean_metrics(query_metrics(vectors, photo_protocol(photos), ks))
     return {name: value for name, value in figures.items() if "@" in name}
 
 
-def photo_protocol(photos: Sequence[Photo]) -> Protocol:
+def photo_protocol(photos: Sequence[Photo]) -> RetrievalProtocol:
     """Who searches for what among photos to measure on."""
-    return Protocol.of(
+    return RetrievalProtocol.from_labels(
         (photo.label for photo in photos),
         [photo.is_query for photo in photos],
         [photo.is_gallery for photo in photos],
@@ -119,16 +127,16 @@ def full_report(
         "queries": len(protocol.queries),
         "queries_without_answer": protocol.unanswerable,
         "gallery": len(protocol.gallery),
-        "figures": means(figures),
+        "figures": mean_metrics(figures),
     }
     if rounds:
-        report["intervals"] = intervals(figures, rounds)
+        report["intervals"] = confidence_intervals(figures, rounds)
     if through_index:
-        report["index"] = means(index_metrics(vectors, protocol, ks))
+        report["index"] = mean_metrics(index_metrics(vectors, protocol, ks))
     return report
 
 
-def index_metrics(vectors: NDArray[np.float32], protocol: Protocol, ks: Sequence[int] = KS) -> Figures:
+def index_metrics(vectors: NDArray[np.float32], protocol: RetrievalProtocol, ks: Sequence[int] = KS) -> QueryMetrics:
     """The figures of the queries through a generation of the gallery's vectors: what the service would answer."""
     unit = unit_vectors(vectors)
     depth = min(len(protocol.gallery), max(*ks, int(protocol.relevant.max())) + 1)
@@ -139,7 +147,7 @@ def index_metrics(vectors: NDArray[np.float32], protocol: Protocol, ks: Sequence
         chosen = slice(start, start + _QUERIES)
         part = replace(protocol, queries=protocol.queries[chosen], relevant=protocol.relevant[chosen])
         _, nearest = searcher.search(unit[part.queries], depth)
-        parts.append(listed_metrics(np.where(nearest < 0, -1, found[nearest]), part, ks))
+        parts.append(metrics_from_results(np.where(nearest < 0, -1, found[nearest]), part, ks))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 

@@ -24,12 +24,12 @@ from training.data.registry import DataSet, Photo
 from training.data.torch_datasets import MeasuredPhotos
 from training.errors import TrainingError
 from training.evaluation import Embed, Progress, embed_photos, measure, torch_embedder
-from training.quantization import Reduced, reduce_model
+from training.quantization import ReducedPrecision, reduce_model
 
-LOWEST_COSINE = 0.9999
+MIN_COSINE = 0.9999
 """Between a photo's vectors from PyTorch and from ONNX Runtime."""
 
-LARGEST_LOSS = 0.005
+MAX_RECALL_LOSS = 0.005
 """Of Recall@1 by a reduced precision, beyond which the user is told to think twice."""
 
 _CALIBRATION = 256
@@ -61,7 +61,7 @@ def export_run(run: RunFolder, out: Path, photos: Sequence[Photo]) -> Bundle:
 
 
 def export_reduced(
-    bundle: Bundle, precisions: Sequence[Reduced], data: DataSet, on_progress: Progress | None = None
+    bundle: Bundle, precisions: Sequence[ReducedPrecision], data: DataSet, on_progress: Progress | None = None
 ) -> list[Bundle]:
     """Bundles of reduced precision beside a bundle, each named after it and written only with its measured figures.
 
@@ -155,10 +155,10 @@ def _check_parity(model: EmbeddingModel, bundle: Bundle, photos: Sequence[Photo]
     expected = embed_photos(photos, bundle.preprocessing, torch_embedder(model, torch.device("cpu")))
     got = embed_photos(photos, bundle.preprocessing, _checked(bundle))
     cosine = np.sum(expected * got, axis=1)
-    if not cosine.min() >= LOWEST_COSINE:
+    if not cosine.min() >= MIN_COSINE:
         worst = photos[int(cosine.argmin())].path
         raise TrainingError(
             f"The exported model strays from PyTorch: cosine {cosine.min():.6f} on {worst}, "
-            f"at least {LOWEST_COSINE} is required.",
+            f"at least {MIN_COSINE} is required.",
             "No bundle was written; try the versions of constraints.txt.",
         )

@@ -17,15 +17,15 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-Reduced = Literal["fp16", "int8"]
-REDUCED: tuple[Reduced, ...] = get_args(Reduced)
+ReducedPrecision = Literal["fp16", "int8"]
+REDUCED_PRECISIONS: tuple[ReducedPrecision, ...] = get_args(ReducedPrecision)
 
 _LAYERS = ("Conv", "Gemm", "MatMul")
 _JOINED = ("Add", "Clip", "Relu", "MaxPool", "Concat")
 """What a convolutional network does between two layers without leaving 8 bits."""
 
 
-def reduce_model(model: Path, out: Path, precision: Reduced, calibration: Iterable[NDArray[np.uint8]]) -> None:
+def reduce_model(model: Path, out: Path, precision: ReducedPrecision, calibration: Iterable[NDArray[np.uint8]]) -> None:
     """Writes `model` at a reduced precision; only 8 bits look at the batches of `calibration`."""
     with _silence():
         if precision == "fp16":

@@ -56,13 +56,13 @@ class Embedder:
         self._input = self._wide.get_inputs()[0].name
         on_cpu = self.provider == _CPU
         self.batch_sizes = [size for size in BATCH_SIZES if not on_cpu or size <= _LARGEST_ON_CPU]
-        self.lanes = threads if on_cpu else 1
-        self.useful_batch = 1 if on_cpu else self.batch_sizes[0]
+        self.concurrency = threads if on_cpu else 1
+        self.preferred_batch = 1 if on_cpu else self.batch_sizes[0]
         """Images beyond which each costs no less, but is answered with the last of them."""
         self._made: Any = None
         self._making = Lock()
         # Starts its threads when there is work; they end when the embedder is collected.
-        self._pool = ThreadPoolExecutor(self.lanes, "embed")
+        self._pool = ThreadPoolExecutor(self.concurrency, "embed")
 
     def _session(self, threads: int, providers: list[str]) -> Any:
         runtime = onnxruntime()
@@ -85,7 +85,7 @@ class Embedder:
         """The session of the lanes, made when first needed: who embeds single photos never does."""
         with self._making:
             if self._made is None:
-                self._made = self._wide if self.lanes == 1 else self._session(1, [_CPU])
+                self._made = self._wide if self.concurrency == 1 else self._session(1, [_CPU])
             return self._made
 
     @property
@@ -95,12 +95,12 @@ class Embedder:
 
     def embed(self, pixels: Pixels) -> NDArray[np.float32]:
         """Vectors of shape (n, dimension) for pixels of shape (n, height, width, 3)."""
-        if self.lanes == 1 or len(pixels) < self.lanes:
+        if self.concurrency == 1 or len(pixels) < self.concurrency:
             return self._run(self._wide, pixels)
-        shares = np.array_split(pixels, self.lanes)
-        return np.concatenate(list(self._pool.map(self.embed_on_lane, shares)))
+        shares = np.array_split(pixels, self.concurrency)
+        return np.concatenate(list(self._pool.map(self.embed_single_threaded, shares)))
 
-    def embed_on_lane(self, pixels: Pixels) -> NDArray[np.float32]:
+    def embed_single_threaded(self, pixels: Pixels) -> NDArray[np.float32]:
         """The same on one lane alone, for a caller that keeps `lanes` of these calls going at a time."""
         return self._run(self._narrow, pixels)
 
@@ -128,12 +128,12 @@ class Embedder:
         decoders = ThreadPoolExecutor(usable_cores(), "decode")
         running: deque[Future[list[Vector | ImageError]]] = deque()
         largest, place = self.batch_sizes[0], 0
-        loaded = _decoded(decoders, partial(self._load, limits=limits), images, ahead=2 * largest * self.lanes)
+        loaded = _decoded(decoders, partial(self._load, limits=limits), images, ahead=2 * largest * self.concurrency)
         try:
             for batch in _full_batches(loaded, largest):
                 running.append(self._pool.submit(self._embed_loaded, batch))
                 # One batch more than lanes: whichever ends first finds its next one.
-                if len(running) > self.lanes:
+                if len(running) > self.concurrency:
                     answers = running.popleft().result()
                     yield from enumerate(answers, place)
                     place += len(answers)
@@ -152,7 +152,7 @@ class Embedder:
 
     def _embed_loaded(self, batch: list[Pixels | ImageError]) -> list[Vector | ImageError]:
         pixels = [outcome for outcome in batch if not isinstance(outcome, ImageError)]
-        vectors = iter(self.embed_on_lane(np.stack(pixels)) if pixels else ())
+        vectors = iter(self.embed_single_threaded(np.stack(pixels)) if pixels else ())
         return [outcome if isinstance(outcome, ImageError) else next(vectors) for outcome in batch]
 
 

@@ -129,7 +129,7 @@ def read_file(path: Path, limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
 
 def load_pixels(data: bytes, rule: Preprocessing, limits: ImageLimits = DEFAULT_LIMITS) -> NDArray[np.uint8]:
     """An image's bytes as the model's input."""
-    return rule.apply(*decode_for(rule, data, limits))
+    return rule.apply(*decode_for_model(rule, data, limits))
 
 
 def decode(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
@@ -137,7 +137,7 @@ def decode(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
     return EncodedImage(data, limits).read()[0]
 
 
-def decode_for(rule: Preprocessing, data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> tuple[Image.Image, Box]:
+def decode_for_model(rule: Preprocessing, data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> tuple[Image.Image, Box]:
     """The same as `rule` needs it, a large JPEG at a reduced scale; and the part of it that is the photo: its last
     pixels lie partly beyond it where a side is not a multiple of the scale.
     """

@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from index.errors import LookalikeError
-from index.evaluation.ranking import Ints, Protocol, right_ranks
+from index.evaluation.ranking import Ints, RetrievalProtocol, relevant_ranks
 
-Figures = dict[str, NDArray[np.float64]]
+QueryMetrics = dict[str, NDArray[np.float64]]
 """Of every figure one value for each query, as shares from 0 to 1."""
 
 KS = (1, 2, 4, 8)
@@ -24,20 +24,22 @@ def retrieval_metrics(
     is_gallery: ArrayLike | None = None,
 ) -> dict[str, float]:
     """Recall@K, MAP@R, R-precision and mAP by cosine, as shares; by default each searches among all the others."""
-    return means(query_metrics(vectors, Protocol.of(labels, is_query, is_gallery), ks))
+    return mean_metrics(query_metrics(vectors, RetrievalProtocol.from_labels(labels, is_query, is_gallery), ks))
 
 
-def query_metrics(vectors: NDArray[np.floating[Any]], protocol: Protocol, ks: Sequence[int] = KS) -> Figures:
+def query_metrics(
+    vectors: NDArray[np.floating[Any]], protocol: RetrievalProtocol, ks: Sequence[int] = KS
+) -> QueryMetrics:
     """The figures of each query by exact cosine scores; itself is left out, equal scores rank by position."""
     if len(vectors) != len(protocol.classes):
         raise ValueError(f"{len(vectors)} vectors but {len(protocol.classes)} labels")
-    rank = right_ranks(unit_vectors(vectors), protocol)
+    rank = relevant_ranks(unit_vectors(vectors), protocol)
     row = np.repeat(np.arange(len(protocol.queries)), protocol.relevant)
     figures = _figures(row, rank, protocol.relevant, ks)
     return figures | {"map": _mean_precision(row, rank, protocol.relevant)}
 
 
-def listed_metrics(nearest: Ints, protocol: Protocol, ks: Sequence[int] = KS) -> Figures:
+def metrics_from_results(nearest: Ints, protocol: RetrievalProtocol, ks: Sequence[int] = KS) -> QueryMetrics:
     """The figures of each query from what a search answered: positions, the best first, -1 where there was no more.
 
     The lists must hold the query itself or one more than the largest K and R; mAP would need the whole gallery.
@@ -48,12 +50,14 @@ def listed_metrics(nearest: Ints, protocol: Protocol, ks: Sequence[int] = KS) ->
     return _figures(row, np.cumsum(keep, axis=1)[row, place], protocol.relevant, ks)
 
 
-def means(figures: Figures) -> dict[str, float]:
+def mean_metrics(figures: QueryMetrics) -> dict[str, float]:
     """The figures over all queries."""
     return {name: float(values.mean()) for name, values in figures.items()}
 
 
-def intervals(figures: Figures, rounds: int, *, level: float = 0.95, seed: int = 0) -> dict[str, tuple[float, float]]:
+def confidence_intervals(
+    figures: QueryMetrics, rounds: int, *, level: float = 0.95, seed: int = 0
+) -> dict[str, tuple[float, float]]:
     """Bootstrap confidence intervals of the means: how they move when the queries are drawn again, with return."""
     table = np.stack(list(figures.values()))
     rng = np.random.default_rng(seed)
@@ -77,10 +81,10 @@ def unit_vectors(vectors: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
     return unit
 
 
-def _figures(row: Ints, rank: Ints, relevant: Ints, ks: Sequence[int]) -> Figures:
+def _figures(row: Ints, rank: Ints, relevant: Ints, ks: Sequence[int]) -> QueryMetrics:
     """Of each query, from the ranks of its right answers; for MAP@R and R-precision those up to R count."""
     rows = len(relevant)
-    figures: Figures = {f"recall@{k}": np.minimum(np.bincount(row[rank <= k], minlength=rows), 1.0) for k in ks}
+    figures: QueryMetrics = {f"recall@{k}": np.minimum(np.bincount(row[rank <= k], minlength=rows), 1.0) for k in ks}
     within = rank <= relevant[row]
     figures["map@r"] = _mean_precision(row[within], rank[within], relevant)
     figures["r_precision"] = np.bincount(row[within], minlength=rows) / relevant

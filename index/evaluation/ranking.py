@@ -32,7 +32,7 @@ _FEW = 32
 
 
 @dataclass(frozen=True)
-class Protocol:
+class RetrievalProtocol:
     """Who searches for what, by position: the right answers of a query are the gallery's others of its class."""
 
     classes: Ints
@@ -46,9 +46,9 @@ class Protocol:
     """Queries left out, because the gallery has no other photo of their class."""
 
     @classmethod
-    def of(
+    def from_labels(
         cls, labels: Iterable[Hashable], is_query: ArrayLike | None = None, is_gallery: ArrayLike | None = None
-    ) -> "Protocol":
+    ) -> "RetrievalProtocol":
         """By default each searches among all the others. Labels may be anything that can be told apart."""
         numbers: dict[Hashable, int] = {}
         classes = np.array([numbers.setdefault(label, len(numbers)) for label in labels], np.int64)
@@ -65,12 +65,12 @@ class Protocol:
         return cls(classes, gallery, queries, others[queries], int(asks.sum()) - len(queries))
 
     @property
-    def is_against_itself(self) -> bool:
+    def is_self_retrieval(self) -> bool:
         """Whether everything that is searched for also searches."""
         return len(self.gallery) == len(self.queries) + self.unanswerable == len(self.classes)
 
 
-def right_ranks(unit: Floats, protocol: Protocol) -> Ints:
+def relevant_ranks(unit: Floats, protocol: RetrievalProtocol) -> Ints:
     """The ranks of each query's right answers by inner product, rising, one query after the other.
 
     A query never finds itself: it is left out by its position. Equal scores rank by position, and equal vectors have
@@ -82,7 +82,7 @@ def right_ranks(unit: Floats, protocol: Protocol) -> Ints:
     # Each thread multiplies and counts by itself: BLAS with threads of its own would spin beside them.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
         few_copies = len(np.unique(originals)) * len(unit) <= _HELD
-        if protocol.is_against_itself and protocol.relevant.max() <= _FEW and few_copies:
+        if protocol.is_self_retrieval and protocol.relevant.max() <= _FEW and few_copies:
             return _Counting(unit, protocol, copies, originals).ranks(pool)
         height = max(1, min(_SIDE, _HELD // (workers * len(searched))))
         blocks = [protocol.queries[start : start + height] for start in range(0, len(protocol.queries), height)]
@@ -101,7 +101,9 @@ def _duplicates(vectors: Floats) -> tuple[Ints, Ints]:
 class _Sorting:
     """Ranks by sorting the scores of each query."""
 
-    def __init__(self, unit: Floats, searched: Floats, protocol: Protocol, copies: Ints, originals: Ints) -> None:
+    def __init__(
+        self, unit: Floats, searched: Floats, protocol: RetrievalProtocol, copies: Ints, originals: Ints
+    ) -> None:
         self._unit, self._searched = unit, searched
         self._copies, self._originals = copies, originals
         self._classes = protocol.classes
@@ -135,7 +137,7 @@ class _Sorting:
 class _Counting:
     """Ranks by counting, for a set against itself: in an order where the right answers lie on the diagonal."""
 
-    def __init__(self, unit: Floats, protocol: Protocol, copies: Ints, originals: Ints) -> None:
+    def __init__(self, unit: Floats, protocol: RetrievalProtocol, copies: Ints, originals: Ints) -> None:
         sizes = np.bincount(protocol.classes)
         blocks = _filled_blocks(sizes)
         # In a block the largest classes come first: the n-th right answers are those of its first rows.

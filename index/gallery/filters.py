@@ -20,7 +20,7 @@ MAX_DEPTH = 8
 MAX_CONDITIONS = 64
 MAX_VALUES = 1_000
 
-Kind = Literal["number", "text", "boolean"]
+ValueType = Literal["number", "text", "boolean"]
 Comparison = Literal["gte", "gt", "lte", "lt"]
 _COMPARE: dict[Comparison, Callable[[Any, Any], bool]] = {
     "gte": operator.ge,
@@ -38,7 +38,7 @@ class FilterError(LookalikeError):
     kind = "filter"
 
 
-def kind_of(value: Attribute) -> Kind:
+def value_type(value: Attribute) -> ValueType:
     """What a value can be compared with."""
     if isinstance(value, bool):
         return "boolean"
@@ -54,10 +54,10 @@ def plain_number(number: float) -> int | float:
 class AnyOf:
     """The attribute is one of these values; each carries its kind, since Python takes True for 1."""
 
-    values: frozenset[tuple[Kind, Attribute]]
+    values: frozenset[tuple[ValueType, Attribute]]
 
     def matches(self, value: Attribute | None) -> bool:
-        return value is not None and (kind_of(value), value) in self.values
+        return value is not None and (value_type(value), value) in self.values
 
     @property
     def document(self) -> object:
@@ -69,11 +69,11 @@ class AnyOf:
 class Range:
     """The attribute is of the bounds' kind and within them; texts are compared by code point."""
 
-    kind: Kind
+    kind: ValueType
     bounds: tuple[tuple[Comparison, Attribute], ...]
 
     def matches(self, value: Attribute | None) -> bool:
-        if value is None or kind_of(value) != self.kind:
+        if value is None or value_type(value) != self.kind:
             return False
         return all(_COMPARE[comparison](value, bound) for comparison, bound in self.bounds)
 
@@ -230,7 +230,7 @@ class _Parser:
             raise FilterError(f"{path} mixes a number and a text: {said}.", "Use two numbers or two texts.")
         return Range(kinds.pop(), tuple((comparison, bound) for comparison, (_, bound) in found.items()))
 
-    def _value(self, value: object, path: str) -> tuple[Kind, Attribute]:
+    def _value(self, value: object, path: str) -> tuple[ValueType, Attribute]:
         self._values += 1
         if self._values > MAX_VALUES:
             raise FilterError(
@@ -253,7 +253,7 @@ class _Parser:
             )
         elif not math.isfinite(value):
             raise FilterError(f"{path} is {_shown(value)}.", "Use a finite number.")
-        kind = kind_of(value)
+        kind = value_type(value)
         return kind, plain_number(cast(float, value)) if kind == "number" else value
 
 

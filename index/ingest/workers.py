@@ -12,7 +12,7 @@ from PIL import Image
 from index._util.system import usable_cores
 from index.embedding.bundle import Bundle
 from index.embedding.embedder import Embedder
-from index.embedding.images import DEFAULT_LIMITS, ImageError, decode_for, digest, thumbnail
+from index.embedding.images import DEFAULT_LIMITS, ImageError, decode_for_model, digest, thumbnail
 from index.gallery.types import NewImage
 from index.ingest.remote_files import Places
 from index.ingest.sources import Source, SourceImage
@@ -95,7 +95,7 @@ class LocalWorkers:
             name = digest(data)
             if known.get((image.item.id, image.image_id)) == name:
                 return Unchanged(image.image_id)
-            picture, part = decode_for(rule, data)
+            picture, part = decode_for_model(rule, data)
         except ImageError as error:
             return Reject(image.item.id, image.image_id, image.place, error.reason, str(error))
         return _Decoded(image, name, rule.apply(picture, part), _thumbnail(picture))

@@ -71,7 +71,7 @@ async def test_everyone_gets_their_own_vector(embedder: Embedder) -> None:
 
 async def test_a_batch_forms_while_the_last_one_runs(gate: Gate) -> None:
     sizes: list[int] = []
-    gate.useful_batch = 4  # as on a GPU
+    gate.preferred_batch = 4  # as on a GPU
     async with Batcher(gate, most_waiting=100, on_batch=sizes.append) as batcher:
         first = asyncio.create_task(batcher.embed(photos(1)[0]))
         await begun(gate)
@@ -97,7 +97,7 @@ async def test_on_a_cpu_a_photo_is_answered_without_waiting_for_those_behind_it(
 async def test_every_lane_takes_its_share_and_waits_for_no_other(bundle: Bundle) -> None:
     sizes: list[int] = []
     gate = Gate(Embedder(bundle, threads=2))
-    gate.useful_batch = 4
+    gate.preferred_batch = 4
     async with Batcher(gate, most_waiting=100, on_batch=sizes.append) as batcher:
         tasks = [asyncio.create_task(batcher.embed(one)) for one in photos(6)]
         await begun(gate)

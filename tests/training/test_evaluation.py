@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index.evaluation.metrics import means, query_metrics
+from index.evaluation.metrics import mean_metrics, query_metrics
 from lookalike import main
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import write_tiny_folder
@@ -61,7 +61,7 @@ def test_the_index_costs_what_half_precision_costs() -> None:
         for number in range(300)
     ]
     exact, served = (
-        means(figures)
+        mean_metrics(figures)
         for figures in (
             query_metrics(vectors, photo_protocol(photos)),
             index_metrics(vectors, photo_protocol(photos)),

@@ -136,7 +136,7 @@ def test_the_command_writes_what_is_asked_for_and_tells_a_loss(
     data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = make_run(tmp_path / "run", "test_efficientnet", data)
-    monkeypatch.setattr(training.export, "LARGEST_LOSS", -1.0)
+    monkeypatch.setattr(training.export, "MAX_RECALL_LOSS", -1.0)
     cli.export(run.path, tmp_path / "bundle", precision="fp32,fp16")
     told = capsys.readouterr().out
     assert Bundle.load(tmp_path / "bundle-fp16").id in told

@@ -358,7 +358,7 @@ def test_the_bundle_measures_as_the_run_does(run: RunFolder, bundle: Bundle, dat
 def test_a_model_that_strays_is_not_exported(
     run: RunFolder, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training.export, "LOWEST_COSINE", 1.01)
+    monkeypatch.setattr(training.export, "MIN_COSINE", 1.01)
     with pytest.raises(TrainingError, match="strays from PyTorch"):
         export_run(run, tmp_path / "bundle", data.test)
     assert list(tmp_path.iterdir()) == [], "nothing half-written stays behind"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from index.gallery.store.sqlite_reader import ImageRow
 from index.gallery.types import StoredImage
-from index.gallery.vectors.faiss.searcher import EXACT, Searcher, Selection, exact_index
+from index.gallery.vectors.faiss.searcher import EXACT, AllowList, Searcher, exact_index
 
 _SMALL = 4096
 """Blocks up to this size are made anew with what is added; copying more would slow down the searches."""
@@ -35,7 +35,7 @@ class Block:
         self.vectors = vectors
         self.alive = np.ones(len(keys), np.bool_) if alive is None else alive
         self.searcher = searcher or Searcher(exact_index(vectors), EXACT)
-        self.selection = None if alive is None else Selection(alive)
+        self.selection = None if alive is None else AllowList(alive)
 
     @classmethod
     def of(cls, rows: Sequence[ImageRow], dimension: int) -> "Block":

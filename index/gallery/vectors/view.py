@@ -10,7 +10,7 @@ from index.gallery.store.sqlite_reader import BundleRow, Changes
 from index.gallery.types import Item, StoredImage
 from index.gallery.vectors.delta import Block, after
 from index.gallery.vectors.faiss.generation import Generation
-from index.gallery.vectors.faiss.searcher import Searcher, Selection
+from index.gallery.vectors.faiss.searcher import AllowList, Searcher
 
 _MASKS = 16
 """Filters whose matching images a state remembers; a mask of a million images is a megabyte."""
@@ -19,7 +19,7 @@ _MASKS = 16
 class GenerationPart:
     """The generation, with the positions of it that may be answered; all of them without a selection."""
 
-    def __init__(self, state: "State", selection: Selection | None) -> None:
+    def __init__(self, state: "State", selection: AllowList | None) -> None:
         self.searcher: Searcher = state.generation.searcher
         self.selection = selection
         self._generation = state.generation
@@ -42,7 +42,7 @@ class GenerationPart:
 class BlockPart:
     """A block of the delta, likewise."""
 
-    def __init__(self, state: "State", block: Block, selection: Selection | None) -> None:
+    def __init__(self, state: "State", block: Block, selection: AllowList | None) -> None:
         self.searcher = block.searcher
         self.selection = selection
         self._block = block
@@ -123,14 +123,14 @@ class State:
         generation = self.generation
         if wanted is None:
             whole = len(self.alive) == np.count_nonzero(self.alive)
-            segments: list[Segment] = [GenerationPart(self, None if whole else Selection(self.alive))]
+            segments: list[Segment] = [GenerationPart(self, None if whole else AllowList(self.alive))]
             segments += [BlockPart(self, block, block.selection) for block in self.blocks]
         else:
             matching = generation.columns.mask(wanted)
             for place, key in self.changed.items():
                 matching[place] = wanted.matches(self.items[key].attributes)
-            segments = [GenerationPart(self, Selection(matching[generation.owners] & self.alive))]
+            segments = [GenerationPart(self, AllowList(matching[generation.owners] & self.alive))]
             for block in self.blocks:
                 mask = [wanted.matches(self.items[key].attributes) for key in block.items.tolist()]
-                segments.append(BlockPart(self, block, Selection(np.array(mask, np.bool_) & block.alive)))
+                segments.append(BlockPart(self, block, AllowList(np.array(mask, np.bool_) & block.alive)))
         return [segment for segment in segments if (segment.selection or segment.searcher).count]

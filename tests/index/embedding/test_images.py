@@ -19,7 +19,7 @@ from index.embedding.images import (
     ImageLimits,
     Preprocessing,
     decode,
-    decode_for,
+    decode_for_model,
     digest,
     load_pixels,
     read_file,
@@ -150,7 +150,7 @@ def test_of_an_animation_the_first_frame_is_taken(kind: str) -> None:
 
 def test_a_phone_photo_with_a_second_picture_inside_is_read() -> None:
     data = encoded(halves(), "MPO", save_all=True, append_images=[Image.new("RGB", (20, 10), "green")])
-    assert close_to(decode_for(RULE, data)[0], (3, 10), RED)
+    assert close_to(decode_for_model(RULE, data)[0], (3, 10), RED)
 
 
 def test_a_wrong_extension_does_not_matter(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def noisy(width: int, height: int) -> Image.Image:
 def test_a_large_jpeg_is_decoded_small_and_looks_the_same() -> None:
     rule = Preprocessing(resize=280, input_size=256)
     data = encoded(noisy(1600, 1408), "JPEG", quality=92)
-    picture, part = decode_for(rule, data)
+    picture, part = decode_for_model(rule, data)
     assert picture.size == (400, 352), "a quarter; its short side is still more than 1.25 times the 280 of the rule"
     assert part == (0, 0, 400, 352)
     assert decode(data).size == (1600, 1408)
@@ -325,7 +325,7 @@ def test_a_large_jpeg_is_decoded_small_and_looks_the_same() -> None:
 @pytest.mark.parametrize("times", [0.9, 1.99, 2, 2.01, 4, 7.9, 8])
 def test_a_reduced_jpeg_keeps_the_pixels_that_model_and_thumbnail_need(resize: int, least: int, times: float) -> None:
     side = int(times * least)
-    picture, _ = decode_for(Preprocessing(resize=resize, input_size=32), encoded(noisy(side, side + 3), "JPEG"))
+    picture, _ = decode_for_model(Preprocessing(resize=resize, input_size=32), encoded(noisy(side, side + 3), "JPEG"))
     scale = next(scale for scale in (8, 4, 2, 1) if side >= scale * least or scale == 1)
     assert picture.size == (-(-side // scale), -(-(side + 3) // scale))
 
@@ -339,7 +339,7 @@ def test_a_reduced_jpeg_shows_all_of_the_photo_and_nothing_else(size: tuple[int,
     exif[0x0112] = orientation
     data = encoded(noisy(*size), "JPEG", quality=95, exif=exif)
     whole = rule.apply(decode(data)).astype(int)
-    picture, part = decode_for(rule, data)
+    picture, part = decode_for_model(rule, data)
     assert max(picture.size) <= max(size) / 2 + 1
     boxed = np.abs(rule.apply(picture, part) - whole).mean()
     assert boxed < 1

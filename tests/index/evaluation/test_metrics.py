@@ -13,8 +13,14 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
 import index.evaluation.ranking
 from index.errors import LookalikeError
-from index.evaluation.metrics import intervals, listed_metrics, means, query_metrics, retrieval_metrics
-from index.evaluation.ranking import Protocol
+from index.evaluation.metrics import (
+    confidence_intervals,
+    mean_metrics,
+    metrics_from_results,
+    query_metrics,
+    retrieval_metrics,
+)
+from index.evaluation.ranking import RetrievalProtocol
 
 Vectors = NDArray[np.float32]
 OTHERS = ("map@r", "r_precision", "map")
@@ -107,10 +113,10 @@ def test_equal_vectors_rank_by_position_wherever_they_lie(way: str, side: int, m
 
 def test_blocks_and_parts_do_not_change_the_figures(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, labels = clusters(2, 300, 30)
-    whole = query_metrics(vectors, Protocol.of(labels))
+    whole = query_metrics(vectors, RetrievalProtocol.from_labels(labels))
     for name, value in {"_HELD": 300 * 7, "_PART": 13, "_SIDE": 50}.items():
         monkeypatch.setattr(index.evaluation.ranking, name, value)
-    parted = query_metrics(vectors, Protocol.of(labels))
+    parted = query_metrics(vectors, RetrievalProtocol.from_labels(labels))
     assert all(np.array_equal(whole[name], parted[name]) for name in whole)
 
 
@@ -138,9 +144,9 @@ def test_a_duplicate_of_the_query_is_an_answer_like_any_other() -> None:
 
 
 def test_lone_queries_are_counted_and_left_out() -> None:
-    protocol = Protocol.of(["a", "b", "a", "c"], is_query=[True, True, False, True])
+    protocol = RetrievalProtocol.from_labels(["a", "b", "a", "c"], is_query=[True, True, False, True])
     assert protocol.queries.tolist() == [0] and protocol.unanswerable == 2
-    assert means(query_metrics(np.eye(4, dtype=np.float32), protocol, (1,)))["recall@1"] == 0
+    assert mean_metrics(query_metrics(np.eye(4, dtype=np.float32), protocol, (1,)))["recall@1"] == 0
 
 
 def test_a_set_without_pairs_is_refused() -> None:
@@ -158,23 +164,23 @@ def test_vectors_without_a_direction_are_refused(value: float) -> None:
 
 def test_lists_of_answers_measure_as_the_exact_search_that_made_them() -> None:
     vectors, labels = clusters(4, 200, 20)
-    protocol = Protocol.of(labels)
-    expected = means(query_metrics(vectors, protocol))
+    protocol = RetrievalProtocol.from_labels(labels)
+    expected = mean_metrics(query_metrics(vectors, protocol))
     del expected["map"]
     nearest = np.argsort(-(vectors[protocol.queries] @ vectors.T), axis=1, kind="stable")[:, :30]
-    assert means(listed_metrics(nearest, protocol)) == pytest.approx(expected)
+    assert mean_metrics(metrics_from_results(nearest, protocol)) == pytest.approx(expected)
     unfilled = np.concatenate([nearest, np.full_like(nearest, -1)], axis=1)
-    assert means(listed_metrics(unfilled, protocol)) == pytest.approx(expected)
+    assert mean_metrics(metrics_from_results(unfilled, protocol)) == pytest.approx(expected)
 
 
 def test_intervals_hold_the_estimate_and_narrow_with_more_queries() -> None:
     widths = []
     for count in (200, 1600):
         vectors, labels = clusters(5, count, count // 8)
-        figures = query_metrics(vectors, Protocol.of(labels))
-        found = intervals(figures, 300)
-        assert found == intervals(figures, 300), "the seed is fixed"
-        assert all(found[name][0] <= value <= found[name][1] for name, value in means(figures).items())
+        figures = query_metrics(vectors, RetrievalProtocol.from_labels(labels))
+        found = confidence_intervals(figures, 300)
+        assert found == confidence_intervals(figures, 300), "the seed is fixed"
+        assert all(found[name][0] <= value <= found[name][1] for name, value in mean_metrics(figures).items())
         widths.append(found["recall@1"][1] - found["recall@1"][0])
     assert 0 < widths[1] < widths[0]
 

@@ -72,7 +72,7 @@ def test_a_generation_of_another_release_is_told_and_made_again(gallery: Path) -
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 def test_the_vectors_of_every_kind_of_index_are_compared(
-    gallery: Path, monkeypatch: pytest.MonkeyPatch, kind: searcher.Kind
+    gallery: Path, monkeypatch: pytest.MonkeyPatch, kind: searcher.IndexKind
 ) -> None:
     monkeypatch.setattr(builder, "choose_kind", lambda count: kind)
     catalogue = Catalogue(gallery / "catalogue.sqlite")

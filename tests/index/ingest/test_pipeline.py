@@ -18,7 +18,7 @@ from index.errors import LookalikeError
 from index.gallery import BundleMismatch, open_gallery
 from index.gallery.jobs import JobRecord, opened_jobs
 from index.gallery.vectors.faiss import builder
-from index.gallery.vectors.faiss.builder import Built
+from index.gallery.vectors.faiss.builder import BuildResult
 from index.gallery.vectors.faiss.searcher import SCAN, Vectors
 from index.ingest.pipeline import Cancelled, ReindexError, Rules, run_reindex
 from index.ingest.sources import Source
@@ -395,7 +395,7 @@ def test_a_generation_whose_index_is_of_no_use_does_not_go_live_unless_forced(
     other = make_tiny_bundle(tmp_path / "other", grid=8)
     built = builder.build
 
-    def in_vain(vectors: Vectors, *, target: float, on_progress: builder.Progress) -> Built:
+    def in_vain(vectors: Vectors, *, target: float, on_progress: builder.Progress) -> BuildResult:
         graph = built(vectors, target=target, kind="hnsw", on_progress=on_progress)
         return graph._replace(plan=graph.plan.model_copy(update={"effort": SCAN, "filtered_effort": SCAN}))
 

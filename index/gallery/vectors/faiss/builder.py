@@ -17,16 +17,16 @@ from index.gallery.vectors.faiss.searcher import (
     STEP_COST,
     Index,
     IndexFileError,
-    Kind,
+    IndexKind,
     Plan,
     Queries,
     Searcher,
     Vectors,
     append,
     empty_storage,
-    rows_of,
     storage_of,
-    team,
+    stored_vectors,
+    thread_limit,
 )
 
 Progress = Callable[[int, int], None]
@@ -56,7 +56,7 @@ LADDER = {
 _log = logging.getLogger(__name__)
 
 
-class Built(NamedTuple):
+class BuildResult(NamedTuple):
     """An index with its plan; its newest positions hold the rows `order` of the vectors that it was given."""
 
     index: Index
@@ -64,7 +64,7 @@ class Built(NamedTuple):
     order: NDArray[np.int64]
 
 
-def choose_kind(count: int) -> Kind:
+def choose_kind(count: int) -> IndexKind:
     """The kind of index for a number of vectors."""
     return "exact" if count <= EXACT_UP_TO else "hnsw" if count <= HNSW_UP_TO else "ivf"
 
@@ -73,15 +73,15 @@ def build(
     vectors: Vectors,
     *,
     target: float = 0.98,
-    kind: Kind | None = None,
+    kind: IndexKind | None = None,
     threads: int | None = None,
     on_progress: Progress = lambda done, total: None,
-) -> Built:
+) -> BuildResult:
     """An index of the kind that suits the number of vectors, which may be a memory map, and its measured plan."""
     kind = kind or choose_kind(len(vectors))
     least = LADDER[kind][0]
     plan = Plan(kind=kind, effort=least, filtered_effort=least, growth=0.0, recall=1.0, target=target, queries=0)
-    with team(threads):
+    with thread_limit(threads):
         return _grow(_empty(kind, vectors), plan, vectors, on_progress)
 
 
@@ -92,18 +92,18 @@ def extend(
     *,
     threads: int | None = None,
     on_progress: Progress = lambda done, total: None,
-) -> Built:
+) -> BuildResult:
     """Adds vectors to an index that was read into memory, and measures with some of them whether its plan still holds.
 
     Old positions stay; position `old count + p` holds row order[p] of the new vectors.
     """
     if not storage_of(index).codes.is_owned:  # FAISS would abort the process
         raise IndexFileError("A memory-mapped index cannot be extended.", "Read it with read_index.")
-    with team(threads):
+    with thread_limit(threads):
         return _grow(index, plan, vectors, on_progress)
 
 
-def _empty(kind: Kind, vectors: Vectors) -> Index:
+def _empty(kind: IndexKind, vectors: Vectors) -> Index:
     """An index of a kind, trained with a sample of the vectors where it needs that."""
     library = faiss()
     count, dimension = vectors.shape
@@ -120,14 +120,14 @@ def _empty(kind: Kind, vectors: Vectors) -> Index:
     return library.IndexRefine(base, empty_storage(dimension))
 
 
-def _grow(index: Index, plan: Plan, vectors: Vectors, on_progress: Progress) -> Built:
+def _grow(index: Index, plan: Plan, vectors: Vectors, on_progress: Progress) -> BuildResult:
     """Adds the vectors; a random part of them comes last, after it has measured the plan as queries."""
     count = len(vectors)
     rows = np.arange(count)
     if plan.kind == "exact":
         append(index, vectors)
         on_progress(count, count)
-        return Built(index, plan, rows)
+        return BuildResult(index, plan, rows)
     size = min(HELD_OUT, count // 2) if count >= 128 else 0
     held_out = np.sort(np.random.default_rng(0).choice(count, size, replace=False))
     rest = np.delete(rows, held_out)
@@ -145,7 +145,7 @@ def _grow(index: Index, plan: Plan, vectors: Vectors, on_progress: Progress) -> 
         plan = _measured(Searcher(index, plan), queries)
         index.add(queries)
     on_progress(count, count)
-    return Built(index, plan, order)
+    return BuildResult(index, plan, order)
 
 
 def _are_repeats(vectors: Vectors) -> NDArray[np.bool_]:
@@ -176,7 +176,7 @@ def _measured(searcher: Searcher, queries: Queries) -> Plan:
         """The least effort, from the first on, that reaches the target, and its recall."""
         for effort in _affordable(searcher):
             if effort >= first:
-                scores, _ = searcher.walk(queries, results, effort)
+                scores, _ = searcher.approximate_search(queries, results, effort)
                 # By score, not by position: of copies of one photo any will do.
                 recall = float(np.mean(scores >= truth[:, results - 1 : results] - ROUNDING))
                 if recall >= target:
@@ -223,7 +223,7 @@ def _power(effort: int, base: int, times: float) -> float:
 def _best_scores(storage: Index, queries: Queries, count: int) -> NDArray[np.float32]:
     """The scores of the true neighbours, by products of matrices: for many queries at once faster than scans."""
     library = faiss()
-    rows = rows_of(storage)
+    rows = stored_vectors(storage)
     heap = library.ResultHeap(len(queries), min(count, len(rows)), keep_max=True)
     for start in range(0, len(rows), CHUNK):
         block = rows[start : start + CHUNK].astype(np.float32)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index._util.models import Frozen
-from index.gallery.filters import AnyOf, Condition, Exists, Filter, Kind, Range, plain_number
+from index.gallery.filters import AnyOf, Condition, Exists, Filter, Range, ValueType, plain_number
 from index.gallery.types import Attribute
 from index.gallery.vectors.faiss.arrays import Arrays, Texts, pack_texts
 
@@ -113,7 +113,7 @@ class _Column:
             return self.texts[code - len(self.numbers)]
         return code == self.size - 1
 
-    def sorted_values(self, kind: Kind) -> tuple[int, Sequence[Any]]:
+    def sorted_values(self, kind: ValueType) -> tuple[int, Sequence[Any]]:
         """The code of the first value of a kind, and all of them."""
         if kind == "number":
             return 0, self.numbers.data

@@ -1,7 +1,7 @@
 """Nearest neighbours with FAISS: searching an index by its plan, and its file.
 
 An index holds positions 0..n-1 of L2-normalised vectors in half precision, compared by inner product. What a
-position means, and which positions are dead, is its owner's business: a search takes that as a `Selection`. The
+position means, and which positions are dead, is its owner's business: a search takes that as a `AllowList`. The
 effort of a search is never guessed: the build has measured it (`index.building`).
 """
 
@@ -23,7 +23,7 @@ from index.errors import LookalikeError
 
 Index = Any
 """A FAISS index; the library has no types of its own."""
-Kind = Literal["exact", "hnsw", "ivf"]
+IndexKind = Literal["exact", "hnsw", "ivf"]
 Vectors = NDArray[np.float16]
 Queries = NDArray[np.float32]
 Results = tuple[NDArray[np.float32], NDArray[np.int64]]
@@ -63,7 +63,7 @@ class IndexFileError(LookalikeError):
 class Plan(Frozen):
     """How an index is searched, and the recall that was measured for it."""
 
-    kind: Kind
+    kind: IndexKind
     effort: int = Field(description="the graph's efSearch, or the lists to read, that reach the target; 0: all vectors")
     filtered_effort: int = Field(description="the same for the higher target of filtered searches")
     growth: float = Field(description="the power of the number of results that the efforts grow with")
@@ -87,7 +87,7 @@ EXACT = Plan(kind="exact", effort=SCAN, filtered_effort=SCAN, growth=0.0, recall
 """For an index that was made only to be scanned."""
 
 
-class Selection:
+class AllowList:
     """The positions that a search may answer, one boolean each; made once, and used by any number of searches."""
 
     def __init__(self, mask: NDArray[np.bool_]) -> None:
@@ -106,7 +106,7 @@ class Selection:
         """The few selected positions, and an index of their vectors alone."""
         if self._gathered is None:
             positions = np.flatnonzero(self.mask)
-            self._gathered = positions, exact_index(rows_of(storage)[positions])
+            self._gathered = positions, exact_index(stored_vectors(storage)[positions])
         return self._gathered
 
 
@@ -121,10 +121,10 @@ class Searcher:
         if plan.kind == "hnsw":
             many = min(LANDMARKS, self.count // 16 + 1)
             self._landmarks = np.linspace(0, self.count - 1, many).astype(np.int32)
-            self._entries = exact_index(rows_of(self.storage)[self._landmarks])
+            self._entries = exact_index(stored_vectors(self.storage)[self._landmarks])
 
     def search(
-        self, queries: Queries, count: int, selection: Selection | None = None, *, filtered: bool = False
+        self, queries: Queries, count: int, selection: AllowList | None = None, *, filtered: bool = False
     ) -> Results:
         """The `count` nearest positions of each query, of the selected ones only.
 
@@ -132,7 +132,7 @@ class Searcher:
         the effort of the higher target, however few match and wherever they lie. A selection belongs to one index.
         """
         queries = np.ascontiguousarray(queries, dtype=np.float32)
-        with team(1 if len(queries) == 1 else None):
+        with thread_limit(1 if len(queries) == 1 else None):
             effort = self.plan.effort_for(count, filtered=filtered)
             if effort == SCAN:
                 return self._scan(queries, count, selection)
@@ -140,9 +140,9 @@ class Searcher:
                 return self._selected(queries, count, selection, filtered=filtered)
             if effort * STEP_COST[self.plan.kind] >= self.count * SCAN_COST:
                 return self._scan(queries, count, None)
-            return self.walk(queries, count, effort)
+            return self.approximate_search(queries, count, effort)
 
-    def walk(self, queries: Queries, count: int, effort: int) -> Results:
+    def approximate_search(self, queries: Queries, count: int, effort: int) -> Results:
         """Searches the graph or the lists with a given effort, without a plan."""
         if self.plan.kind == "ivf":
             return _found(self._index, queries, count, _list_parameters(count, effort))
@@ -158,7 +158,7 @@ class Searcher:
         )  # fmt: skip
         return scores, positions
 
-    def _selected(self, queries: Queries, count: int, selection: Selection, *, filtered: bool) -> Results:
+    def _selected(self, queries: Queries, count: int, selection: AllowList, *, filtered: bool) -> Results:
         """Walks ever further around the queries until enough that is selected is met, or a scan costs less.
 
         A walk is trusted for a query only if it met enough within the depth that its effort is made for. Far from all
@@ -170,7 +170,7 @@ class Searcher:
         depth = min(NEAR * count, anywhere)
         affordable = self._scan_cost(selection) / STEP_COST[self.plan.kind]
         while len(pending) and (effort := self.plan.effort_for(depth, filtered=filtered)) < affordable:
-            scores, positions = self.walk(queries[pending], int(depth), effort)
+            scores, positions = self.approximate_search(queries[pending], int(depth), effort)
             kept = (positions >= 0) & selection.mask[positions]
             trusted = np.count_nonzero(kept, axis=1) >= count
             for row in np.flatnonzero(trusted):
@@ -183,7 +183,7 @@ class Searcher:
             found[0][pending], found[1][pending] = self._scan(queries[pending], count, selection)
         return found
 
-    def _scan(self, queries: Queries, count: int, selection: Selection | None) -> Results:
+    def _scan(self, queries: Queries, count: int, selection: AllowList | None) -> Results:
         """Compares with every selected vector."""
         found: Results
         if selection is None:
@@ -198,13 +198,13 @@ class Searcher:
             found = _found(self.storage, queries, count, selection.parameters)
         return found
 
-    def _scan_cost(self, selection: Selection) -> float:
+    def _scan_cost(self, selection: AllowList) -> float:
         """Of those that are, or will be, copied together it is that of reading on."""
         if selection.count <= max(GATHERED, self.count // GATHERED_SHARE):
             return selection.count * SCAN_COST
         return selection.count + self.count * TEST_COST
 
-    def _gathers(self, selection: Selection) -> bool:
+    def _gathers(self, selection: AllowList) -> bool:
         """Whether copying the selected vectors together pays."""
         selection.scans += 1
         again = selection.scans > 1 and selection.count <= self.count // GATHERED_SHARE
@@ -270,7 +270,7 @@ def _read(path: Path, flags: int) -> Index:
 
 
 @contextmanager
-def team(threads: int | None) -> Iterator[None]:
+def thread_limit(threads: int | None) -> Iterator[None]:
     """Sets the threads that FAISS starts from this thread, which it would do for a single query too."""
     library = faiss()
     before = library.omp_get_max_threads()
@@ -308,7 +308,7 @@ def append(index: Index, vectors: Vectors) -> None:
         index.add_sa_codes(np.ascontiguousarray(vectors[start : start + CHUNK]).view(np.uint8))
 
 
-def rows_of(storage: Index) -> Vectors:
+def stored_vectors(storage: Index) -> Vectors:
     """The vectors in an index's memory or file, without a copy: valid as long as the index."""
     codes = faiss().rev_swig_ptr(storage.codes.data(), storage.ntotal * storage.code_size)
     rows: Vectors = codes.view(np.float16).reshape(storage.ntotal, storage.d)

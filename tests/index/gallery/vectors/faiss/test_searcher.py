@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from index._util.imports import faiss
 from index.gallery.vectors.faiss import builder
 from index.gallery.vectors.faiss import searcher as ann
-from index.gallery.vectors.faiss.builder import Built
-from index.gallery.vectors.faiss.searcher import IndexFileError, Kind, Queries, Searcher, Selection, Vectors
+from index.gallery.vectors.faiss.builder import BuildResult
+from index.gallery.vectors.faiss.searcher import AllowList, IndexFileError, IndexKind, Queries, Searcher, Vectors
 
 COUNT, DIMENSION, CLUSTERS = 2500, 32, 20
-KINDS: tuple[Kind, ...] = ("exact", "hnsw", "ivf")
+KINDS: tuple[IndexKind, ...] = ("exact", "hnsw", "ivf")
 
 
 @cache
@@ -38,7 +38,7 @@ def photos(rows: NDArray[np.int64], seed: int = 1) -> Queries:
 
 
 @cache
-def built(kind: Kind) -> Built:
+def built(kind: IndexKind) -> BuildResult:
     return builder.build(shop()[0], kind=kind, threads=1)
 
 
@@ -82,7 +82,7 @@ def test_an_exact_index_stores_the_vectors_bit_by_bit() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [1, 10, 60])
 @pytest.mark.usefixtures("cheap_walks")
-def test_a_search_has_the_recall_that_its_plan_promises(kind: Kind, count: int) -> None:
+def test_a_search_has_the_recall_that_its_plan_promises(kind: IndexKind, count: int) -> None:
     index, plan, order = built(kind)
     queries = photos(np.arange(0, COUNT, 20))
     scores, positions = Searcher(index, plan).search(queries, count)
@@ -94,7 +94,9 @@ def test_a_search_has_the_recall_that_its_plan_promises(kind: Kind, count: int) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_build_holds_every_row_once_and_reports_its_progress(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_holds_every_row_once_and_reports_its_progress(
+    kind: IndexKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (ann, builder):
         monkeypatch.setattr(module, "CHUNK", 300)
     seen: list[tuple[int, int]] = []
@@ -117,13 +119,13 @@ def test_a_build_reads_vectors_from_a_memory_map(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.5, 0.9, 1.0])
 @pytest.mark.usefixtures("cheap_walks")
 def test_a_filter_that_matches_at_random_finds_what_an_exact_search_finds(
-    kind: Kind, share: float, monkeypatch: pytest.MonkeyPatch
+    kind: IndexKind, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ann, "GATHERED", 100)
     index, plan, order = built(kind)
     allowed = np.random.default_rng(2).random(COUNT) < share
     queries = photos(np.arange(0, COUNT, 20))
-    _, positions = Searcher(index, plan).search(queries, 10, Selection(allowed[order]), filtered=True)
+    _, positions = Searcher(index, plan).search(queries, 10, AllowList(allowed[order]), filtered=True)
     assert allowed[order[positions]].all()
     assert recall(positions, order, true_rows(queries, shop()[0], 10, allowed)) >= 0.99
 
@@ -133,43 +135,43 @@ def test_a_filter_that_matches_at_random_finds_what_an_exact_search_finds(
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.usefixtures("cheap_walks")
 def test_a_filter_on_whole_clusters_serves_queries_in_and_out_of_them(
-    kind: Kind, categories: int, inside: bool
+    kind: IndexKind, categories: int, inside: bool
 ) -> None:
     index, plan, order = built(kind)
     vectors, clusters = shop()
     allowed = clusters < categories
     queries = photos(np.flatnonzero(allowed == inside)[::10])
-    _, positions = Searcher(index, plan).search(queries, 10, Selection(allowed[order]), filtered=True)
+    _, positions = Searcher(index, plan).search(queries, 10, AllowList(allowed[order]), filtered=True)
     assert allowed[order[positions]].all()
     assert recall(positions, order, true_rows(queries, vectors, 10, allowed)) >= 0.99
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("cheap_walks")
-def test_dead_positions_are_never_answered(kind: Kind) -> None:
+def test_dead_positions_are_never_answered(kind: IndexKind) -> None:
     index, plan, order = built(kind)
     queries = photos(np.arange(100))
     alive = ~np.isin(order, np.arange(100))  # each query's own product is dead
-    _, positions = Searcher(index, plan).search(queries, 10, Selection(alive))
+    _, positions = Searcher(index, plan).search(queries, 10, AllowList(alive))
     assert alive[positions].all()
     assert recall(positions, order, true_rows(queries, shop()[0], 10, np.arange(COUNT) >= 100)) >= 0.96
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("filtered", [True, False])
-def test_selections_of_nothing_and_of_one_fill_up(kind: Kind, filtered: bool) -> None:
+def test_selections_of_nothing_and_of_one_fill_up(kind: IndexKind, filtered: bool) -> None:
     index, plan, _ = built(kind)
     mask = np.zeros(COUNT, dtype=np.bool_)
-    scores, positions = Searcher(index, plan).search(photos(np.arange(3)), 5, Selection(mask), filtered=filtered)
+    scores, positions = Searcher(index, plan).search(photos(np.arange(3)), 5, AllowList(mask), filtered=filtered)
     assert (positions == -1).all()
     assert scores.shape == (3, 5)
     mask[7] = True
-    _, positions = Searcher(index, plan).search(photos(np.arange(3)), 5, Selection(mask), filtered=filtered)
+    _, positions = Searcher(index, plan).search(photos(np.arange(3)), 5, AllowList(mask), filtered=filtered)
     assert positions.tolist() == [[7, -1, -1, -1, -1]] * 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_more_results_than_vectors_answers_each_once_and_fills_up(kind: Kind) -> None:
+def test_more_results_than_vectors_answers_each_once_and_fills_up(kind: IndexKind) -> None:
     index, plan, _ = built(kind)
     _, positions = Searcher(index, plan).search(photos(np.arange(2)), COUNT + 5)
     assert (positions[:, COUNT:] == -1).all()
@@ -178,7 +180,7 @@ def test_more_results_than_vectors_answers_each_once_and_fills_up(kind: Kind) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [1, 2, 9])
-def test_tiny_galleries_of_any_kind_can_be_built_and_searched(kind: Kind, count: int) -> None:
+def test_tiny_galleries_of_any_kind_can_be_built_and_searched(kind: IndexKind, count: int) -> None:
     index, plan, order = builder.build(shop()[0][:count], kind=kind)
     queries = shop()[0][:count].astype(np.float32)
     _, positions = Searcher(index, plan).search(queries, 1)
@@ -187,7 +189,7 @@ def test_tiny_galleries_of_any_kind_can_be_built_and_searched(kind: Kind, count:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("cheap_walks")
-def test_copies_of_one_photo_are_all_found(kind: Kind) -> None:
+def test_copies_of_one_photo_are_all_found(kind: IndexKind) -> None:
     vectors = np.concatenate((shop()[0][:1500], np.tile(shop()[0][:1], (30, 1))))
     index, plan, order = builder.build(vectors, kind=kind)
     scores, positions = Searcher(index, plan).search(vectors[:1].astype(np.float32), 31)
@@ -208,12 +210,12 @@ def test_thousands_of_copies_of_one_photo_do_not_cut_the_graph() -> None:
     index, plan, order = builder.build(vectors.astype(np.float16), kind="hnsw")
     assert not plan.scans and plan.effort <= 64
     assert sorted(order.tolist()) == list(range(len(vectors)))
-    assert np.array_equal(ann.rows_of(ann.storage_of(index)), vectors[order].astype(np.float16))
+    assert np.array_equal(ann.stored_vectors(ann.storage_of(index)), vectors[order].astype(np.float16))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("cheap_walks")
-def test_an_extended_index_keeps_its_positions_and_finds_the_new_vectors(kind: Kind) -> None:
+def test_an_extended_index_keeps_its_positions_and_finds_the_new_vectors(kind: IndexKind) -> None:
     old, new = shop()[0][:2000], shop()[0][2000:]
     index, plan, order = builder.build(old, kind=kind)
     index, extended, new_order = builder.extend(index, plan, new)
@@ -229,7 +231,7 @@ def test_an_extended_index_keeps_its_positions_and_finds_the_new_vectors(kind: K
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("added", [0, 1])
-def test_an_index_may_be_extended_by_little_or_nothing(kind: Kind, added: int) -> None:
+def test_an_index_may_be_extended_by_little_or_nothing(kind: IndexKind, added: int) -> None:
     index, plan, _ = builder.build(shop()[0][:500], kind=kind)
     extended = builder.extend(index, plan, shop()[0][500 : 500 + added])
     assert extended.index.ntotal == 500 + added
@@ -239,9 +241,9 @@ def test_an_index_may_be_extended_by_little_or_nothing(kind: Kind, added: int) -
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("cheap_walks")
-def test_a_written_index_answers_the_same_mapped_or_read(kind: Kind, tmp_path: Path) -> None:
+def test_a_written_index_answers_the_same_mapped_or_read(kind: IndexKind, tmp_path: Path) -> None:
     index, plan, order = built(kind)
-    queries, selection = photos(np.arange(100)), Selection(order % 2 == 0)
+    queries, selection = photos(np.arange(100)), AllowList(order % 2 == 0)
     ann.write_index(index, tmp_path / "index.faiss")
     mapped, read = ann.open_index(tmp_path / "index.faiss"), ann.read_index(tmp_path / "index.faiss")
     for other in (mapped, read):
@@ -258,7 +260,7 @@ def test_a_written_index_answers_the_same_mapped_or_read(kind: Kind, tmp_path: P
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.999])
-def test_a_file_cut_short_is_refused(kind: Kind, kept: float, tmp_path: Path) -> None:
+def test_a_file_cut_short_is_refused(kind: IndexKind, kept: float, tmp_path: Path) -> None:
     path = tmp_path / "index.faiss"
     ann.write_index(built(kind).index, path)
     whole = path.read_bytes()
@@ -292,7 +294,7 @@ def test_where_no_effort_reaches_the_target_every_vector_is_compared(
     queries, allowed = photos(np.arange(0, COUNT, 20)), np.arange(COUNT) % 2 == 0
     _, positions = Searcher(index, plan).search(queries, 10)
     assert recall(positions, order, true_rows(queries, shop()[0], 10)) >= 0.999
-    _, positions = Searcher(index, plan).search(queries, 10, Selection(allowed[order]), filtered=True)
+    _, positions = Searcher(index, plan).search(queries, 10, AllowList(allowed[order]), filtered=True)
     assert recall(positions, order, true_rows(queries, shop()[0], 10, allowed)) >= 0.999
 
 
@@ -304,7 +306,7 @@ def test_filters_that_no_walk_serves_well_enough_stay_scans_when_good_vectors_co
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
-def test_a_build_learns_how_the_effort_grows_with_the_results(kind: Kind) -> None:
+def test_a_build_learns_how_the_effort_grows_with_the_results(kind: IndexKind) -> None:
     plan = built(kind).plan
     assert 0 <= plan.growth <= 1
     efforts = [plan.effort_for(results, filtered=True) for results in (1, 10, 40, 160, 640)]
@@ -312,7 +314,7 @@ def test_a_build_learns_how_the_effort_grows_with_the_results(kind: Kind) -> Non
     assert efforts == sorted(efforts)
     assert efforts[-1] >= plan.filtered_effort * 64**plan.growth - 1
     for results in (40, 160):
-        _, positions = Searcher(*built(kind)[:2]).walk(
+        _, positions = Searcher(*built(kind)[:2]).approximate_search(
             photos(np.arange(0, COUNT, 20)), results, plan.effort_for(results, filtered=True)
         )
         truth = true_rows(photos(np.arange(0, COUNT, 20)), shop()[0], results)
@@ -320,7 +322,7 @@ def test_a_build_learns_how_the_effort_grows_with_the_results(kind: Kind) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_caller_keeps_its_number_of_threads(kind: Kind) -> None:
+def test_the_caller_keeps_its_number_of_threads(kind: IndexKind) -> None:
     library = faiss()
     before = library.omp_get_max_threads()
     library.omp_set_num_threads(3)
@@ -334,9 +336,9 @@ def test_the_caller_keeps_its_number_of_threads(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.usefixtures("cheap_walks")
-def test_threads_share_a_searcher_and_a_selection(kind: Kind) -> None:
+def test_threads_share_a_searcher_and_a_selection(kind: IndexKind) -> None:
     index, plan, order = built(kind)
-    searcher, selection = Searcher(index, plan), Selection(order % 3 > 0)
+    searcher, selection = Searcher(index, plan), AllowList(order % 3 > 0)
     queries = photos(np.arange(200))
     _, together = searcher.search(queries, 10, selection, filtered=True)
     with ThreadPoolExecutor(8) as pool:
