@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from starlette.datastructures import UploadFile
 
 from index.gallery.filters import Filter
-from index.gallery.search import MAX_TOP
+from index.items import MAX_ID_LENGTH, MAX_TOP, MAX_URL_LENGTH
 from service.problems import INVALID, PHOTO_MISSING, UNSUPPORTED_BODY, ProblemError
 
 DEFAULT_TOP = 12
@@ -70,8 +70,10 @@ class SearchBody(Options):
     """A search as JSON: exactly one of a photo in base64, its address, or an item of the gallery."""
 
     image: str | None = Field(default=None, description="a photo in base64", examples=["/9j/4AAQSkZJRg..."])
-    image_url: str | None = Field(default=None, max_length=2000, description="where to fetch the photo, if enabled")
-    item_id: str | None = Field(default=None, min_length=1, max_length=512, description="more like this item")
+    image_url: str | None = Field(
+        default=None, max_length=MAX_URL_LENGTH, description="where to fetch the photo, if enabled"
+    )
+    item_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH, description="more like this item")
 
     @model_validator(mode="after")
     def _one_query(self) -> "SearchBody":

@@ -19,10 +19,10 @@ from index.errors import LookalikeError
 from index.gallery import BundleMismatch, GalleryStats, ItemMissing, Scanned
 from index.gallery import search as searching
 from index.gallery.filters import Filter
-from index.gallery.search import MAX_TOP, Ask, Page, SearchError
+from index.gallery.search import Ask, Page, SearchError
 from index.gallery.store.sqlite import Catalogue
 from index.gallery.store.sqlite_reader import BundleRow
-from index.gallery.types import Found, Item, NewImage, StoredItem
+from index.gallery.types import MAX_TOP, Found, Item, NewImage, StoredItem
 from index.gallery.vectors.faiss.columns import Facet
 from index.gallery.vectors.faiss.compaction import (
     CATALOGUE_FILE,

@@ -17,7 +17,6 @@ from index.gallery.filters import Filter
 from index.gallery.types import Hit
 from index.gallery.vectors.view import Segment, State
 
-MAX_TOP = 1000
 _WIDEN = 4
 _Listed = tuple[Segment, NDArray[np.float32], NDArray[np.int64]]
 """What one segment answers to a group of vectors: scores and positions."""

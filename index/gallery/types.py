@@ -2,52 +2,28 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Discriminator, Field, Tag, WithJsonSchema
+from pydantic import Field
 
 from index._util.models import Frozen
-
-MAX_ATTRIBUTES = 256
-MAX_NAME_LENGTH = 256
-MAX_TEXT_LENGTH = 4096
-MAX_INTEGER = 2**53
-"""Numbers are compared as doubles; beyond this, neighbouring integers would become equal."""
-
-# The type of a value decides, and none is turned into another: true is not 1, and "5" stays a text.
-Attribute = Annotated[
-    Annotated[str, Field(max_length=MAX_TEXT_LENGTH), Tag("str")]
-    | Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER), Tag("int")]
-    | Annotated[float, Field(allow_inf_nan=False), Tag("float")]
-    | Annotated[bool, Tag("bool")],
-    Discriminator(
-        lambda value: type(value).__name__,
-        custom_error_type="attribute_type",
-        custom_error_message="Input should be a text, a number, true or false",
-    ),
-    # The generated schema says oneOf, which every integer breaks: it is a number too.
-    WithJsonSchema(
-        {"anyOf": [{"type": "string", "maxLength": MAX_TEXT_LENGTH}, {"type": "number"}, {"type": "boolean"}]}
-    ),
-]
-AttributeName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
-
-
-class Item(Frozen):
-    """A product of the catalogue."""
-
-    id: str = Field(min_length=1, max_length=512)
-    title: str = ""
-    url: str = ""
-    attributes: dict[AttributeName, Attribute] = Field(default={}, max_length=MAX_ATTRIBUTES)
+from index.items import MAX_ATTRIBUTES as MAX_ATTRIBUTES
+from index.items import MAX_ID_LENGTH as MAX_ID_LENGTH
+from index.items import MAX_INTEGER as MAX_INTEGER
+from index.items import MAX_NAME_LENGTH as MAX_NAME_LENGTH
+from index.items import MAX_TEXT_LENGTH as MAX_TEXT_LENGTH
+from index.items import MAX_TOP as MAX_TOP
+from index.items import Attribute as Attribute
+from index.items import AttributeName as AttributeName
+from index.items import Item as Item
 
 
 class StoredImage(Frozen):
     """One photo of an item; the digest of its bytes decides whether it must be embedded again."""
 
-    id: str = Field(min_length=1, max_length=512)
+    id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
     digest: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 

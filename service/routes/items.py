@@ -13,7 +13,8 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from index.gallery.filters import Filter
-from index.gallery.types import Item, StoredItem
+from index.gallery.types import StoredItem
+from index.items import MAX_ID_LENGTH, Item
 from service.auth.dependencies import MaySearch, MayWrite
 from service.item_writer import Conditions, conditions, in_thread, missing, remove, store, tag_of
 from service.problems import (
@@ -34,7 +35,6 @@ from service.problems import (
     documented,
 )
 from service.schemas.items import (
-    MAX_ID_LENGTH,
     FacetsAnswer,
     ItemAnswer,
     ItemBody,

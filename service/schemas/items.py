@@ -6,14 +6,19 @@ from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from starlette.datastructures import FormData, UploadFile
 
-from index.gallery.types import MAX_ATTRIBUTES, Attribute, AttributeName, Item, StoredItem
+from index.gallery.types import StoredItem
 from index.gallery.vectors.faiss.columns import Facet
+from index.items import (
+    MAX_ATTRIBUTES,
+    MAX_ID_LENGTH,
+    MAX_TITLE_LENGTH,
+    MAX_URL_LENGTH,
+    Attribute,
+    AttributeName,
+    Item,
+)
 from service.problems import INVALID, UNSUPPORTED_BODY, ProblemError
 from service.requests import MAX_GIVEN, Given, Shape, few_values, from_base64, invalid, whole_text
-
-MAX_ID_LENGTH = 512
-MAX_TITLE_LENGTH = 1000
-MAX_URL_LENGTH = 2000
 
 
 def _few(attributes: Any) -> Any:

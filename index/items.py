@@ -1,0 +1,48 @@
+"""Items, their attributes, and the limits of the gallery's interface.
+
+Imports neither NumPy nor an engine, so that the HTTP client can use the same types as the gallery.
+"""
+
+from typing import Annotated
+
+from pydantic import Discriminator, Field, Tag, WithJsonSchema
+
+from index._util.models import Frozen
+
+MAX_ID_LENGTH = 512
+MAX_TITLE_LENGTH = 1000
+MAX_URL_LENGTH = 2000
+MAX_ATTRIBUTES = 256
+MAX_NAME_LENGTH = 256
+MAX_TEXT_LENGTH = 4096
+MAX_INTEGER = 2**53
+"""Numbers are compared as doubles; beyond this, neighbouring integers would become equal."""
+MAX_TOP = 1000
+"""Items that one search returns; a cursor continues it."""
+
+# The type of a value decides, and no value is converted: true is not 1, and "5" stays a text.
+Attribute = Annotated[
+    Annotated[str, Field(max_length=MAX_TEXT_LENGTH), Tag("str")]
+    | Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER), Tag("int")]
+    | Annotated[float, Field(allow_inf_nan=False), Tag("float")]
+    | Annotated[bool, Tag("bool")],
+    Discriminator(
+        lambda value: type(value).__name__,
+        custom_error_type="attribute_type",
+        custom_error_message="Input should be a text, a number, true or false",
+    ),
+    # The generated schema has oneOf, which no integer satisfies: it is a number too.
+    WithJsonSchema(
+        {"anyOf": [{"type": "string", "maxLength": MAX_TEXT_LENGTH}, {"type": "number"}, {"type": "boolean"}]}
+    ),
+]
+AttributeName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
+
+
+class Item(Frozen):
+    """A product: id, title, URL and attributes."""
+
+    id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
+    title: str = ""
+    url: str = ""
+    attributes: dict[AttributeName, Attribute] = Field(default={}, max_length=MAX_ATTRIBUTES)
