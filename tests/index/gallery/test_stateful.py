@@ -13,7 +13,9 @@ from index.gallery import Gallery, ItemMissing, open_gallery
 from index.gallery.filters import Filter
 from index.gallery.types import Attribute, Hit, Item, NewImage
 from index.gallery.vectors import delta
-from index.gallery.vectors.faiss import builder, compaction, searcher
+from index.gallery.vectors.faiss import compaction
+from index.gallery.vectors.faiss import settings as faiss_settings
+from index.gallery.vectors.faiss.settings import FaissSettings
 
 from .reference import BUNDLE, PlainGallery, Vector, photo, unit
 
@@ -216,11 +218,11 @@ def test_any_history_leaves_what_plain_python_would() -> None:
 def test_any_history_of_graphs_that_are_extended_leaves_what_plain_python_would(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(builder, "EXACT_UP_TO", 4)
-    # Walking looks free, so that the graphs are really used; so small they are complete, and answer exactly.
-    monkeypatch.setattr(searcher, "STEP_COST", {"hnsw": 1e-9})
-    # Dead positions stay, the delta has many blocks, and selections are looked for inside the index.
+    # Graph searches look free, so that graphs are really used; so small they are complete, and answer exactly.
+    # Allow lists are masks of the index rather than copies.
+    settings = FaissSettings(exact_up_to=4, graph_step_cost=1e-9, copied_up_to=2)
+    monkeypatch.setattr(faiss_settings, "DEFAULT", settings)
+    # Dead positions stay, and the delta has many blocks.
     monkeypatch.setattr(compaction, "_MOST_DEAD", 0.9)
     monkeypatch.setattr(delta, "_SMALL", 1)
-    monkeypatch.setattr(searcher, "GATHERED", 2)
     run_state_machine_as_test(FullHistory, settings=histories(30, 20))

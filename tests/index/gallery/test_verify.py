@@ -13,8 +13,9 @@ import pytest
 from index.embedding.bundle import Bundle
 from index.gallery import open_gallery
 from index.gallery.store.sqlite import Catalogue
-from index.gallery.vectors.faiss import builder, searcher
+from index.gallery.vectors.faiss import settings as faiss_settings
 from index.gallery.vectors.faiss.compaction import compact
+from index.gallery.vectors.faiss.settings import FaissSettings, IndexKind
 from index.gallery.verify import Fault, verify
 from tests.support.filled_gallery import BUNDLE, entry, fill, vector
 from tests.support.tiny_bundle import make_tiny_bundle
@@ -72,9 +73,10 @@ def test_a_generation_of_another_release_is_told_and_made_again(gallery: Path) -
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 def test_the_vectors_of_every_kind_of_index_are_compared(
-    gallery: Path, monkeypatch: pytest.MonkeyPatch, kind: searcher.IndexKind
+    gallery: Path, monkeypatch: pytest.MonkeyPatch, kind: IndexKind
 ) -> None:
-    monkeypatch.setattr(builder, "choose_kind", lambda count: kind)
+    settings = FaissSettings(exact_up_to=0, hnsw_up_to=0 if kind == "ivf" else 4_000_000)
+    monkeypatch.setattr(faiss_settings, "DEFAULT", settings)
     catalogue = Catalogue(gallery / "catalogue.sqlite")
     bundle = catalogue.read.bundle(BUNDLE)
     assert bundle and compact(gallery, catalogue, bundle, rebuild=True)

@@ -19,7 +19,7 @@ import numpy as np
 from index._util.imports import faiss
 from index.gallery import Gallery, open_gallery
 from index.gallery.types import Item
-from index.gallery.vectors.faiss import builder
+from index.gallery.vectors.faiss import settings as faiss_settings
 
 from .reference import BUNDLE, PlainGallery, photo, unit
 
@@ -69,7 +69,7 @@ class Orders:
 
     def compact(self, graphs_from: int) -> None:
         """Until it is killed: builds generations, of graphs when there are more images than given."""
-        builder.EXACT_UP_TO = graphs_from
+        faiss_settings.DEFAULT = faiss_settings.FaissSettings(exact_up_to=graphs_from)
         gallery = open_gallery(self._address)
         while True:
             gallery.compact(rebuild=True)

@@ -22,6 +22,7 @@ from index.gallery.store.sqlite import Catalogue
 from index.gallery.store.sqlite_reader import BundleRow
 from index.gallery.vectors.faiss import builder as building
 from index.gallery.vectors.faiss import searcher as ann
+from index.gallery.vectors.faiss import settings as defaults
 from index.gallery.vectors.faiss.generation import (
     DEAD,
     INDEX_FILE,
@@ -168,7 +169,7 @@ def _is_good(manifest: Manifest) -> bool:
 
 def _fits(plan: ann.Plan, images: int, positions: int, dead: int) -> bool:
     """Whether an index is of the kind for so many images, and not too full of positions that have gone."""
-    return plan.kind == building.choose_kind(images) and dead <= _MOST_DEAD * positions
+    return plan.kind == defaults.DEFAULT.choose_kind(images) and dead <= _MOST_DEAD * positions
 
 
 def _write(

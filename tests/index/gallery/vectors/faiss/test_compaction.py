@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from index.gallery import Gallery, open_gallery
 from index.gallery.types import Item
-from index.gallery.vectors.faiss import builder
+from index.gallery.vectors.faiss import settings as faiss_settings
 from index.gallery.vectors.faiss.compaction import GENERATIONS
 from index.gallery.vectors.faiss.generation import Manifest, read_manifest
 from tests.index.gallery.reference import BUNDLE, photo, unit
@@ -30,9 +30,9 @@ def test_new_pictures_that_no_walk_finds_do_not_make_all_searches_slow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Random directions have no neighbourhoods to walk in; as few among many they are no reason to scan."""
-    monkeypatch.setattr(builder, "EXACT_UP_TO", 100)
-    monkeypatch.setattr(builder, "SCAN_COST", 0)  # nothing beyond the ladder is tried
-    monkeypatch.setitem(builder.LADDER, "hnsw", (16, 24, 32))
+    # A scan that costs nothing: no effort beyond the listed ones is tried.
+    settings = faiss_settings.FaissSettings(exact_up_to=100, scan_cost=0, graph_efforts=(16, 24, 32))
+    monkeypatch.setattr(faiss_settings, "DEFAULT", settings)
     random = np.random.default_rng(0)
     alike = random.standard_normal((60, 64))[random.integers(60, size=6000)] + 0.1 * random.standard_normal((6000, 64))
     with closing(open_gallery(tmp_path, create=True)) as gallery:
