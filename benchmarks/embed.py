@@ -28,7 +28,7 @@ from index.embedding.embedder import Embedder
 from index.embedding.images import decode, load_pixels
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
-from training.cli import TrainingBar
+from training.cli import TrainingProgressBar
 from training.config import TrainingConfig, load_config
 from training.data.registry import DataSet, default_shop, shop_data
 from training.data.sample_shop import write_shop
@@ -168,8 +168,8 @@ def speed_rows(rates: dict[tuple[str, int], float]) -> list[Row]:
 def recall_row(folder: Path, data: DataSet) -> Row:
     """What 8 bits do to a trained model: the backbone behind an untrained head is not what anyone serves."""
     config = load_config(None, [], presets=["sample"])
-    with TrainingBar(config) as watcher:
-        train(config, data, folder / "trained", "sample", watcher)
+    with TrainingProgressBar(config) as callback:
+        train(config, data, folder / "trained", "sample", callback)
     fp32 = export_run(RunFolder(folder / "trained"), folder / "trained-bundle", data.test[:64])
     [int8] = export_reduced(fp32, ["int8"], data)
     own, exact = (100 * figures["recall@1"] for figures in (int8.card.metrics, int8.card.fp32_metrics))

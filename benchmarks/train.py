@@ -24,6 +24,7 @@ from _train_peers import PlainLoopProcess, Plan, plain_loop
 from PIL import Image, ImageDraw
 
 from index._util.system import usable_cores
+from training.callbacks import Callback
 from training.config import TrainingConfig, parse_config
 from training.data.registry import DataSet, Photo
 from training.data.torch_datasets import decoding_workers
@@ -164,8 +165,8 @@ def plan(config: TrainingConfig, data: DataSet) -> Plan:
 
 
 @dataclass
-class Turns:
-    """Watches a run: collects its speed, and lets the peer train an epoch after each of the run's own."""
+class Turns(Callback):
+    """Callback of a run: collects its speed, and lets the peer train an epoch after each of the run's own."""
 
     peer: PlainLoopProcess | None = None
     rates: list[float] = field(default_factory=list)
@@ -176,19 +177,13 @@ class Turns:
         """The median of the epochs after the first, in which processes start and memory is taken."""
         return statistics.median(self.rates[1:])
 
-    def measured(self, record: dict[str, Any]) -> None:
+    def on_epoch(self, record: dict[str, Any]) -> None:
         if record["epoch"]:
             self.rates.append(record["photos_per_second"])
             if self.peer:
                 self.peer_rates.append(self.peer.run("epoch"))
 
-    def step(self, epoch: int, step: int, steps: int) -> None:
-        """Says nothing: a progress bar would cost time."""
-
-    def busy(self, what: str, done: int, total: int) -> None:
-        """Says nothing."""
-
-    def say(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         report(text)
 
 

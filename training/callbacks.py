@@ -1,115 +1,19 @@
-"""Reports of a run to MLflow or Weights & Biases, through one callback."""
+"""The callback through which a training run reports to its caller."""
 
-import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Protocol
-
-from index._util.files import atomic_write_text
-from training.config import TrainingConfig, flat_settings
-from training.errors import TrainingError
-
-_IDENTITY = "tracker.json"
-"""File in the run folder that names the run at the service, so that a resumed run continues it."""
+from typing import Any
 
 
-class ExperimentCallback:
-    """Sends settings, epoch records and the result to a service; its failures are reported and never end a run."""
+class Callback:
+    """Receives the events of a run; override what you need. The default ignores them all."""
 
-    def __init__(self, config: TrainingConfig, folder: Path, say: Callable[[str], None]) -> None:
-        assert config.tracker is not None
-        self._name, self._say, self._failed = config.tracker, say, False
-        file = folder / _IDENTITY
-        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        service = _SERVICES[config.tracker]
-        try:
-            self._service: _Service = service(folder, known.get(config.tracker))
-        except ImportError:
-            raise TrainingError(
-                f"tracker={config.tracker} needs a package that is not installed.",
-                f'Install it with: pip install "lookalike[{config.tracker}]"',
-            ) from None
-        except Exception as error:  # each service raises its own types; a wrong address is the user's to correct
-            raise TrainingError(
-                f"{config.tracker} cannot be reached: {error}.", "Check its address and key, or leave out `tracker`."
-            ) from error
-        atomic_write_text(file, json.dumps(known | {config.tracker: self._service.id}) + "\n")
-        if config.tracker not in known:
-            self._send(lambda: self._service.settings(flat_settings(config.model_dump(mode="json"))))
+    def on_step(self, epoch: int, step: int, steps: int) -> None:
+        """Called after every step; `epoch` counts from 0, `step` from 1."""
 
-    def epoch(self, record: dict[str, Any]) -> None:
-        """Sends an epoch's record."""
-        figures = {name: value for name, value in record.items() if name != "epoch"}
-        self._send(lambda: self._service.figures(figures, record["epoch"]))
+    def on_epoch(self, record: dict[str, Any]) -> None:
+        """Called with an epoch's record; epoch 0 is the untrained model."""
 
-    def result(self, result: dict[str, Any]) -> None:
-        """Sends the chosen model's figures."""
-        chosen = {f"chosen.{name}": value for name, value in result.items() if isinstance(value, int | float)}
-        self._send(lambda: self._service.figures(chosen, result["epochs"]))
+    def on_progress(self, title: str, done: int, total: int) -> None:
+        """Called during long work outside the steps, such as checking photos."""
 
-    def close(self, *, failed: bool) -> None:
-        self._send(lambda: self._service.close(failed))
-
-    def _send(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:  # a service that is down for a minute must not end hours of training
-            if not self._failed:
-                self._say(f"{self._name} does not take the run's figures: {error}. They stay in metrics.jsonl.")
-            self._failed = True
-
-
-class _Service(Protocol):
-    id: str
-
-    def settings(self, settings: dict[str, Any]) -> None: ...
-    def figures(self, figures: dict[str, float], epoch: int) -> None: ...
-    def close(self, failed: bool) -> None: ...
-
-
-class _Mlflow:
-    """A run of MLflow at the address of MLFLOW_TRACKING_URI."""
-
-    def __init__(self, folder: Path, known: str | None) -> None:
-        import mlflow
-
-        self._mlflow = mlflow
-        if known is None:
-            mlflow.set_experiment(folder.resolve().parent.name)
-        run = mlflow.start_run(run_id=known, run_name=None if known else folder.resolve().name)
-        self.id: str = run.info.run_id
-
-    def settings(self, settings: dict[str, Any]) -> None:
-        self._mlflow.log_params(settings)
-
-    def figures(self, figures: dict[str, float], epoch: int) -> None:
-        # MLflow's names hold no @.
-        self._mlflow.log_metrics({name.replace("@", "_at_"): value for name, value in figures.items()}, step=epoch)
-
-    def close(self, failed: bool) -> None:
-        self._mlflow.end_run("FAILED" if failed else "FINISHED")
-
-
-class _Wandb:
-    """A run of Weights & Biases, configured by its own WANDB_ variables."""
-
-    def __init__(self, folder: Path, known: str | None) -> None:
-        import wandb
-
-        place = folder.resolve()
-        self._run = wandb.init(
-            project=place.parent.name, name=place.name, id=known, resume="allow" if known else None, dir=str(place)
-        )
-        self.id: str = self._run.id
-
-    def settings(self, settings: dict[str, Any]) -> None:
-        self._run.config.update(settings)  # type: ignore[no-untyped-call]
-
-    def figures(self, figures: dict[str, float], epoch: int) -> None:
-        self._run.log(figures | {"epoch": epoch})
-
-    def close(self, failed: bool) -> None:
-        self._run.finish(exit_code=1 if failed else 0)
-
-
-_SERVICES: dict[str, Callable[[Path, str | None], _Service]] = {"mlflow": _Mlflow, "wandb": _Wandb}
+    def on_message(self, text: str) -> None:
+        """Called with a remark for the user."""

@@ -13,7 +13,7 @@ import yaml
 
 from index._util.files import atomic_write, atomic_write_text
 from training.backbones import EmbeddingModel
-from training.config import RESUMABLE, TrainingConfig, flat_settings
+from training.config import RESUMABLE, TrainingConfig, flatten_settings
 from training.errors import TrainingError
 
 _CONFIG = "config.yaml"
@@ -66,7 +66,9 @@ class RunFolder:
 
     def _check_same(self, config: TrainingConfig, data: str) -> None:
         """Refuses to continue a run with settings that would make it another one, and names them."""
-        old, new = (flat_settings(of.model_dump(mode="json", exclude=set(RESUMABLE))) for of in (self.config, config))
+        old, new = (
+            flatten_settings(of.model_dump(mode="json", exclude=set(RESUMABLE))) for of in (self.config, config)
+        )
         changed = [name for name in old | new if old.get(name) != new.get(name)]
         differing = [f"{name}={new.get(name)!r} (was {old.get(name)!r})" for name in changed]
         trained = self.history()[-1]["epoch"] if (self.path / "metrics.jsonl").is_file() else 0
@@ -96,7 +98,7 @@ class RunFolder:
             raise TrainingError(f"No training run at {self.path}.", "Make one with `lookalike train`.") from None
         return description
 
-    def save(self, state: dict[str, Any]) -> None:
+    def save_checkpoint(self, state: dict[str, Any]) -> None:
         """Replaces the checkpoint as a whole: a kill leaves the old one or the new one."""
         with atomic_write(self.path / _CHECKPOINT) as temporary:
             torch.save(state, temporary)
@@ -115,7 +117,7 @@ class RunFolder:
         for other in self.path.glob(_NEXT_BEST.format("*")):
             other.unlink()
 
-    def load(self) -> dict[str, Any] | None:
+    def load_checkpoint(self) -> dict[str, Any] | None:
         """The newest checkpoint, if one was written."""
         path = self.path / _CHECKPOINT
         if not path.is_file():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from training.callbacks import Callback
 from training.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -65,12 +66,12 @@ def train(
     if protocol:
         _train_folds(settings, photos, out, data, resume=resume)
         return
-    with TrainingBar(settings) as watcher:
-        result = run(settings, photos, out, data, watcher, resume=resume)
+    with TrainingProgressBar(settings) as callback:
+        result = run(settings, photos, out, data, callback, resume=resume)
     shipped = _refit(out, photos, settings.model_copy(update={"stop_epoch": result["epoch"]})) if refit else out
-    if watcher.first and not result["epoch"]:
+    if callback.first and not result["epoch"]:
         typer.echo("No epoch was trained, so there is no model to export.")
-    elif watcher.first:
+    elif callback.first:
         typer.echo(f"Epoch {result['epoch']} was kept; export it with: lookalike export {shipped} --out BUNDLE")
         if not refit:
             typer.echo("To train on the products kept for measuring too, repeat the command with --resume --refit.")
@@ -187,8 +188,8 @@ def prepare_demo(directory: Path, *, quick: bool) -> None:
     products = len({photo.label for photo in data.train})
     unseen = len({photo.label for photo in data.test})
     typer.echo(f"Sample shop: {products} products to learn, {unseen} others that training never sees ({demo.shop})")
-    with TrainingBar(demo.config) as watcher:
-        demo.train(data, watcher)
+    with TrainingProgressBar(demo.config) as callback:
+        demo.train(data, callback)
     typer.echo("On the products that training never saw:")
     for name, record in (("before", demo.run.history()[0]), ("after", demo.run.result())):
         typer.echo(f"  {name} training".ljust(18) + _row(record))
@@ -209,7 +210,7 @@ def require_train_extra() -> None:
         )
 
 
-class TrainingBar:
+class TrainingProgressBar(Callback):
     """A progress bar over a run's steps, and a line for every measurement; silent in all processes but the first."""
 
     def __init__(self, config: "TrainingConfig", *, unmeasured: bool = False) -> None:
@@ -222,28 +223,28 @@ class TrainingBar:
         self._title = f"Training with {config.loss.name}"
         self._bar = progress_bar(self._title)
 
-    def __enter__(self) -> "TrainingBar":
+    def __enter__(self) -> "TrainingProgressBar":
         self._update = self._bar.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._bar.__exit__(*error)
 
-    def step(self, epoch: int, step: int, steps: int) -> None:
+    def on_step(self, epoch: int, step: int, steps: int) -> None:
         if self.first:
             self._update(epoch * steps + step, self._epochs * steps, self._title)
 
-    def busy(self, what: str, done: int, total: int) -> None:
+    def on_progress(self, title: str, done: int, total: int) -> None:
         if self.first:
-            self._update(done, total, what)
+            self._update(done, total, title)
 
-    def measured(self, record: dict[str, Any]) -> None:
+    def on_epoch(self, record: dict[str, Any]) -> None:
         if self._unmeasured:
             return
         name = f"epoch {record['epoch']}/{self._epochs}" if record["epoch"] else "untrained"
-        self.say(f"  {name}".ljust(18) + _row(record))
+        self.on_message(f"  {name}".ljust(18) + _row(record))
 
-    def say(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         if self.first:
             typer.echo(text)
 
@@ -275,18 +276,18 @@ def _refit(out: Path, photos: "DataSet", settings: "TrainingConfig") -> Path:
     from training.checkpoints import RunFolder
     from training.refit import refit
 
-    with TrainingBar(settings, unmeasured=True) as watcher:
-        return refit(RunFolder(out), photos, watcher).path
+    with TrainingProgressBar(settings, unmeasured=True) as callback:
+        return refit(RunFolder(out), photos, callback).path
 
 
 def _train_folds(settings: "TrainingConfig", photos: "DataSet", out: Path, data: str, *, resume: bool) -> None:
     from training.mlrc import RESULT, measure_folds, train_folds
 
-    with TrainingBar(settings) as watcher:
-        runs = train_folds(settings, photos, out, data, watcher, resume=resume)
-        if not watcher.first:
+    with TrainingProgressBar(settings) as callback:
+        runs = train_folds(settings, photos, out, data, callback, resume=resume)
+        if not callback.first:
             return
-        result = measure_folds(runs, photos, out, watcher)
+        result = measure_folds(runs, photos, out, callback)
     typer.echo(f"{'':11} {'separated':>16}  concatenated")
     for name, apart in result["separated"].items():
         mean, deviation, together = 100 * apart["mean"], 100 * apart["deviation"], 100 * result["concatenated"][name]

@@ -237,11 +237,11 @@ def parse_config(raw: Mapping[str, Any]) -> TrainingConfig:
         raise TrainingError(f"Bad training settings: {problems}.", "See docs/train.md.") from None
 
 
-def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings by their dotted names."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
-        flat |= flat_settings(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+        flat |= flatten_settings(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
     return flat
 
 

@@ -10,13 +10,13 @@ from index.embedding.bundle import Bundle
 from index.gallery.jobs import JobRecord
 from index.ingest.pipeline import run_reindex
 from index.ingest.sources import Source
+from training.callbacks import Callback
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
 from training.data.registry import DataSet, Progress, shop_data
 from training.data.sample_shop import ShopPhoto, read_shop, write_shop
 from training.export import export_run
 from training.loop import train
-from training.run_log import Watcher
 
 _COLUMNS = ("item_id", "image", "title", "category", "colour", "pattern", "brand", "price")
 
@@ -63,9 +63,9 @@ class Demo:
         """The preset of the sample shop: Proxy-ISA on Lite0, small enough for two CPU cores."""
         return load_config(None, [], presets=["sample"])
 
-    def train(self, data: DataSet, watcher: Watcher) -> None:
+    def train(self, data: DataSet, callback: Callback) -> None:
         """Trains the embedder, or goes on with an interrupted run."""
-        train(self.config, data, self.run.path, "sample", watcher, resume=True)
+        train(self.config, data, self.run.path, "sample", callback, resume=True)
 
     def export(self, data: DataSet) -> Bundle:
         """The bundle of the trained model."""

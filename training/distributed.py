@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class World:
+class ProcessGroup:
     """This process's place among those of the run."""
 
     rank: int
@@ -26,11 +26,11 @@ class World:
     """Processes of the run on this machine, which share its cores."""
 
     @property
-    def is_first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the one process that writes files."""
         return self.rank == 0
 
-    def share(self, value: Any) -> Any:
+    def broadcast(self, value: Any) -> Any:
         """Returns the first process's value on all of them; the others wait for it."""
         if self.size == 1:
             return value
@@ -48,7 +48,7 @@ class World:
 
 
 @contextmanager
-def joined_world(wanted_device: str) -> Iterator[World]:
+def join_process_group(wanted_device: str) -> Iterator[ProcessGroup]:
     """Joins the process group that `torchrun` announces in the environment, if there is one.
 
     Within a world that was joined already it is that one: a group that is left and joined again may meet addresses of
@@ -60,17 +60,17 @@ def joined_world(wanted_device: str) -> Iterator[World]:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if size == 1:
-        yield World(0, 1, device)
+        yield ProcessGroup(0, 1, device)
         return
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     if dist.is_initialized():
-        yield World(dist.get_rank(), size, device, local_size)
+        yield ProcessGroup(dist.get_rank(), size, device, local_size)
         return
     # The others wait while the first measures, which may take long on a large test set.
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=2))
     try:
-        yield World(dist.get_rank(), size, device, local_size)
+        yield ProcessGroup(dist.get_rank(), size, device, local_size)
     finally:
         dist.destroy_process_group()

@@ -33,7 +33,7 @@ from training.checkpoints import RunFolder
 from training.data.registry import Photo
 from training.data.torch_datasets import MeasuredPhotos, decoding_workers
 from training.devices import choose_device, keep_freed_memory
-from training.distributed import World
+from training.distributed import ProcessGroup
 
 Progress = Callable[[int, int], None]
 Embed = Callable[[torch.Tensor], NDArray[np.float32]]
@@ -156,7 +156,7 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("lookalike", "numpy", "torch", "timm", "onnxruntime", "pillow")}
 
 
-class Examiner:
+class Evaluator:
     """Measures a model in training again and again; every process of the run embeds its part of the photos.
 
     What frozen stages make of the photos is computed once and kept, if it fits into memory.
@@ -166,7 +166,7 @@ class Examiner:
         self,
         photos: Sequence[Photo],
         preprocessing: Preprocessing,
-        world: World,
+        world: ProcessGroup,
         *,
         half: torch.dtype | None = None,
         workers: int | None = None,
@@ -187,7 +187,7 @@ class Examiner:
         model.eval()
         own = self._embed(model, untrained) if self._own else None
         parts = self._world.gather(own)
-        if not self._world.is_first:
+        if not self._world.is_main:
             return {}
         there = [part for part in parts if part is not None]
         vectors = np.empty((len(self._photos), there[0].shape[1]), np.float32)

@@ -12,17 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training.callbacks import ExperimentCallback
+from training.callbacks import Callback
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
 from training.data.dataset import DataSet
 from training.data.validation import check_photos
-from training.distributed import World, joined_world
+from training.distributed import ProcessGroup, join_process_group
 from training.errors import TrainingError
 from training.losses.base import ProxyLoss
 from training.optimizers import set_rates
-from training.run_log import Recorder, Watcher
-from training.setup import Workshop, describe_volume, prepare
+from training.run_logger import RunLogger
+from training.setup import TrainingSetup, describe_volume, prepare_training
+from training.trackers import ExperimentTracker
 
 _SEEDS = 1 << 30
 """Steps between the random numbers of two seeds."""
@@ -71,27 +72,27 @@ def train(
     data: DataSet,
     out: Path,
     spec: str,
-    watcher: Watcher,
+    callback: Callback,
     *,
     resume: bool = False,
     drop: Drop | None = None,
 ) -> dict[str, Any]:
     """Trains into the run folder `out`, or continues the run there, and returns the chosen model's figures."""
-    with joined_world(config.device) as world:
+    with join_process_group(config.device) as world:
         folder = RunFolder(out)
-        with folder.begun(config, spec, resume=resume) if world.is_first else nullcontext():
-            if world.is_first:
-                data = check_photos(data, on_progress=partial(watcher.busy, "Checking the photos"))
-            data = world.share(data)
+        with folder.begun(config, spec, resume=resume) if world.is_main else nullcontext():
+            if world.is_main:
+                data = check_photos(data, on_progress=partial(callback.on_progress, "Checking the photos"))
+            data = world.broadcast(data)
             for remark in data.remarks:
-                watcher.say(remark)
-            checkpoint = folder.load()
-            if checkpoint is None and world.share(folder.is_finished):
-                finished: dict[str, Any] = world.share(folder.result() if world.is_first else None)
+                callback.on_message(remark)
+            checkpoint = folder.load_checkpoint()
+            if checkpoint is None and world.broadcast(folder.is_finished):
+                finished: dict[str, Any] = world.broadcast(folder.result() if world.is_main else None)
                 return finished  # a study keeps only the weights of a finished run
-            work = prepare(config, data, out, world, watcher, pretrained=checkpoint is None)
-            reports = config.tracker is not None and world.is_first
-            callback = ExperimentCallback(config, out, watcher.say) if reports else None
+            work = prepare_training(config, data, out, world, callback, pretrained=checkpoint is None)
+            reports = config.tracker is not None and world.is_main
+            tracker = ExperimentTracker(config, out, callback.on_message) if reports else None
         progress = Progress(initial=work.initial)
         if checkpoint:
             progress = Progress(**checkpoint["progress"])
@@ -102,8 +103,8 @@ def train(
                 )
             work.load_state_dict(checkpoint["work"])
         first_step = progress.epoch * len(work.batches) + progress.step
-        with Recorder(out, first_step=first_step, active=world.is_first, callback=callback) as recorder:
-            return _Training(config, folder, world, work, progress, recorder, watcher, drop).run()
+        with RunLogger(out, first_step=first_step, active=world.is_main, tracker=tracker) as recorder:
+            return _Training(config, folder, world, work, progress, recorder, callback, drop).run()
 
 
 @dataclass
@@ -112,11 +113,11 @@ class _Training:
 
     config: TrainingConfig
     folder: RunFolder
-    world: World
-    work: Workshop
+    world: ProcessGroup
+    work: TrainingSetup
     progress: Progress
-    recorder: Recorder
-    watcher: Watcher
+    recorder: RunLogger
+    callback: Callback
     drop: Drop | None
     pending: list[dict[str, Tensor | float]] = field(default_factory=list)
     """Figures of the latest steps that still lie on the device: reading them waits for it."""
@@ -124,14 +125,14 @@ class _Training:
     def run(self) -> dict[str, Any]:
         progress = self.progress
         if self.has_epochs_left() and (volume := describe_volume(self.work)):
-            self.watcher.say(volume)
+            self.callback.on_message(volume)
         if not progress.history:
             self.measure({"epoch": 0})
         while self.has_epochs_left():
             self.train_epoch()
             self.measure(progress.finish_epoch())
             self.select()
-            progress.dropped = self.world.share(self.drop(progress.history) if self.drop else None)
+            progress.dropped = self.world.broadcast(self.drop(progress.history) if self.drop else None)
             self.save()
         return self.finish()
 
@@ -149,7 +150,7 @@ class _Training:
             now = time.monotonic()
             progress.seconds += now - counted
             counted = now
-            self.watcher.step(progress.epoch, progress.step, steps)
+            self.callback.on_step(progress.epoch, progress.step, steps)
             # Gradients are not part of a checkpoint, so it is written between two updates.
             if now - saved > 60 * config.checkpoint_minutes and progress.step % config.optimiser.accumulation == 0:
                 self.save()
@@ -224,17 +225,17 @@ class _Training:
             record |= {f"validation.{name}": value for name, value in measured.items()}
         if work.test and (untrained or (config.test_every and epoch % config.test_every == 0)):
             record |= work.test.measure(model, untrained=untrained)
-        record = self.world.share(record)
+        record = self.world.broadcast(record)
         self.progress.history.append(record)
         self.recorder.epoch(self.progress.history, epoch * len(work.batches))
-        self.watcher.measured(record)
+        self.callback.on_epoch(record)
 
     def select(self) -> None:
         """Keeps the model that the validation classes like best so far."""
         score = self.progress.history[-1].get(f"validation.{self.config.selection.metric}")
         if score is not None and score > self.progress.best_score:
             self.progress.best_score, self.progress.best_epoch = score, self.progress.epoch
-            if self.world.is_first:
+            if self.world.is_main:
                 self.folder.save_best(self.work.measured.state_dict(), self.progress.epoch)
 
     def has_epochs_left(self) -> bool:
@@ -250,8 +251,8 @@ class _Training:
     def save(self) -> None:
         if self.pending:
             self.read_figures()
-        if self.world.is_first:
-            self.folder.save({"work": self.work.state_dict(), "progress": asdict(self.progress)})
+        if self.world.is_main:
+            self.folder.save_checkpoint({"work": self.work.state_dict(), "progress": asdict(self.progress)})
 
     def finish(self) -> dict[str, Any]:
         """Writes the figures of the chosen model on the test classes, measured once more if that epoch was not."""
@@ -259,15 +260,15 @@ class _Training:
         chosen = progress.best_epoch if work.validation else progress.epoch
         result = dict(next(record for record in progress.history if record["epoch"] == chosen))
         if work.test and "recall@1" not in result:
-            kept = self.world.share(self.folder.model().state_dict() if self.world.is_first else None)
+            kept = self.world.broadcast(self.folder.model().state_dict() if self.world.is_main else None)
             work.measured.load_state_dict(kept)
             result |= work.test.measure(work.measured)
         result |= {"untrained": _measured(progress.history[0]), "epochs": progress.epoch, "initial": progress.initial}
         result |= _best_on_test(progress.history, self.config.selection.metric)
         if progress.dropped:
             result["dropped"] = progress.dropped
-        shared: dict[str, Any] = self.world.share(result)
-        if self.world.is_first:
+        shared: dict[str, Any] = self.world.broadcast(result)
+        if self.world.is_main:
             self.folder.write_result(shared)
             self.recorder.finish(shared)
         return shared

@@ -18,22 +18,22 @@ from numpy.typing import NDArray
 
 from index._util.files import atomic_write_text
 from index.evaluation.metrics import KS, unit_vectors
+from training.callbacks import Callback
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
 from training.data.dataset import DataSet, Photo, fold_out
 from training.data.validation import check_photos
-from training.distributed import joined_world
+from training.distributed import join_process_group
 from training.errors import TrainingError
 from training.evaluation import embed_photos, full_report, load_model, versions
 from training.loop import train
-from training.run_log import Watcher
 
 FOLDS = 4
 RESULT = "folds.json"
 
 
 def train_folds(
-    config: TrainingConfig, data: DataSet, out: Path, spec: str, watcher: Watcher, *, resume: bool = False
+    config: TrainingConfig, data: DataSet, out: Path, spec: str, callback: Callback, *, resume: bool = False
 ) -> list[RunFolder]:
     """Trains `out`/fold-0 to fold-3, or with `resume` the folds that are not finished."""
     fold_out(data.train, 0, FOLDS, config.seed)  # raises before any training when the classes are too few
@@ -41,26 +41,26 @@ def train_folds(
     first_process = os.environ.get("RANK", "0") == "0"  # the others may already see what it writes
     if first_process and not resume and out.exists() and any(out.iterdir()):
         raise TrainingError(f"{out} is not empty.", "Continue its folds with --resume, or choose another --out.")
-    with joined_world(config.device):
+    with join_process_group(config.device):
         for fold, run in enumerate(runs):
             selection = config.selection.model_copy(update={"fold": fold, "folds": FOLDS})
             settings = config.model_copy(update={"selection": selection})
             if run.is_finished:
                 run.start(settings, spec, resume=resume)  # refuses other settings, and reopens a run for more epochs
             if run.is_finished:
-                watcher.say(f"Fold {fold} is finished")
+                callback.on_message(f"Fold {fold} is finished")
                 continue
-            watcher.say(f"Fold {fold} of {FOLDS}, counted from 0")
-            train(settings, data, run.path, spec, watcher, resume=resume)
+            callback.on_message(f"Fold {fold} of {FOLDS}, counted from 0")
+            train(settings, data, run.path, spec, callback, resume=resume)
     return runs
 
 
 def measure_folds(
-    runs: Sequence[RunFolder], data: DataSet, out: Path, watcher: Watcher, ks: Sequence[int] = KS
+    runs: Sequence[RunFolder], data: DataSet, out: Path, callback: Callback, ks: Sequence[int] = KS
 ) -> dict[str, Any]:
     """Measures the folds' models on the test classes and writes `out`/folds.json."""
     photos = check_photos(data).test
-    vectors = [_vectors(run, photos, watcher) for run in runs]
+    vectors = [_vectors(run, photos, callback) for run in runs]
     folds = [full_report(of_one, photos, ks) for of_one in vectors]
     together = full_report(np.concatenate(vectors, axis=1), photos, ks)
     result = {
@@ -80,8 +80,8 @@ def measure_folds(
     return result
 
 
-def _vectors(run: RunFolder, photos: Sequence[Photo], watcher: Watcher) -> NDArray[np.float32]:
+def _vectors(run: RunFolder, photos: Sequence[Photo], callback: Callback) -> NDArray[np.float32]:
     preprocessing, embed = load_model(run.path, run.config.device)
     title = f"Measuring {run.path.name}"
-    vectors = embed_photos(photos, preprocessing, embed, lambda done, total: watcher.busy(title, done, total))
+    vectors = embed_photos(photos, preprocessing, embed, lambda done, total: callback.on_progress(title, done, total))
     return unit_vectors(vectors)

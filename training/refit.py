@@ -8,15 +8,15 @@ same schedule. No product is left to measure it on: its figures are those of the
 from dataclasses import replace
 from typing import Any
 
+from training.callbacks import Callback
 from training.checkpoints import REFIT, RunFolder
 from training.data.dataset import DataSet
 from training.data.validation import check_photos
 from training.errors import TrainingError
 from training.loop import train
-from training.run_log import Watcher
 
 
-def refit(first: RunFolder, data: DataSet, watcher: Watcher) -> RunFolder:
+def refit(first: RunFolder, data: DataSet, callback: Callback) -> RunFolder:
     """Trains on all photos into the folder `refit` of a finished run, or continues where a killed refit stopped."""
     result = first.result()
     if not result["epoch"]:
@@ -29,9 +29,11 @@ def refit(first: RunFolder, data: DataSet, watcher: Watcher) -> RunFolder:
     settings = config.model_copy(update={"selection": selection, "stop_epoch": result["epoch"], "test_every": 0})
     everything = check_photos(replace(data, train=(*data.train, *data.test), test=(), remarks=()))
     products = len({photo.label for photo in everything.train})
-    watcher.say(f"Refit on all {products:,} products for {result['epoch']} epochs; the figures stay the first run's.")
+    callback.on_message(
+        f"Refit on all {products:,} products for {result['epoch']} epochs; the figures stay the first run's."
+    )
     run = RunFolder(first.path / REFIT)
-    train(settings, everything, run.path, first.data, watcher, resume=True)
+    train(settings, everything, run.path, first.data, callback, resume=True)
     figures: dict[str, Any] = {name: value for name, value in result.items() if name != "epochs"}
     run.write_result(
         figures | {"epochs": result["epoch"], "refit": {"products": products, "photos": len(everything.train)}}

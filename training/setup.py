@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from training.backbones import EmbeddingModel
+from training.callbacks import Callback
 from training.checkpoints import REFIT
 from training.config import TrainingConfig
 from training.data.dataset import DataSet, Photo, fold_out, hold_out
@@ -21,26 +22,25 @@ from training.data.feature_cache import CachedFeatures, cache_features
 from training.data.samplers import Batches, expected_positives, make_batches
 from training.data.torch_datasets import TrainingPhotos, decoding_workers
 from training.devices import check_device, half_precision, set_precision
-from training.distributed import World
+from training.distributed import ProcessGroup
 from training.errors import TrainingError
-from training.evaluation import Examiner
+from training.evaluation import Evaluator
 from training.losses.class_state import HardnessSettings, volume_for
 from training.losses.gather import gather_batch
 from training.losses.registry import learns_from_pairs, make_loss, parse_loss_settings, setting_names
 from training.losses.sample_aware import SampleAwareProxyLoss
 from training.optimizers import Factor, MovingAverage, make_optimiser, rate_factor
-from training.run_log import Watcher
 
 _FEW_POSITIVES = 0.5
 """Share of photos with a positive in their batch, below which a loss on pairs learns from few of them."""
 
 
 @dataclass
-class Workshop:
+class TrainingSetup:
     """The moving parts of a run; together they are its whole state."""
 
     config: TrainingConfig
-    world: World
+    world: ProcessGroup
     model: EmbeddingModel
     loss: nn.Module
     trained: nn.Module
@@ -52,8 +52,8 @@ class Workshop:
     rate: Factor
     scaler: torch.amp.GradScaler
     average: MovingAverage | None
-    test: Examiner | None
-    validation: Examiner | None
+    test: Evaluator | None
+    validation: Evaluator | None
     photos: tuple[Sequence[Photo], ...]
     """Those that are learned, that choose the epoch, and that are measured."""
     network: nn.Module = field(init=False)
@@ -101,15 +101,21 @@ class Workshop:
             part.load_state_dict(state[name])
 
 
-def prepare(
-    config: TrainingConfig, data: DataSet, out: Path, world: World, watcher: Watcher, *, pretrained: bool = True
-) -> Workshop:
+def prepare_training(
+    config: TrainingConfig,
+    data: DataSet,
+    out: Path,
+    world: ProcessGroup,
+    callback: Callback,
+    *,
+    pretrained: bool = True,
+) -> TrainingSetup:
     """Builds a run's parts, equal on every process; `pretrained` unless a checkpoint is going to fill them."""
     torch.manual_seed(config.seed)
     set_precision(world.device, cudnn_benchmark=config.cudnn_benchmark, tf32=config.tf32)
-    photos, held_out = learned_and_held_out(config, data)
-    batches = _batches(config, photos, world, watcher)
-    model, stage = _model(config, world, watcher, pretrained=pretrained)
+    photos, held_out = train_validation_split(config, data)
+    batches = _batches(config, photos, world, callback)
+    model, stage = _model(config, world, callback, pretrained=pretrained)
     half = half_precision(world.device) if config.mixed_precision else None
     if pretrained:
         check_device(model, config.preprocessing.input_size, world.device, half)
@@ -119,11 +125,11 @@ def prepare(
     inputs = _Inputs(config, photos, model, stage, world, workers)
     trained: nn.Module = _TrainedPart(model, inputs.features(), half)
 
-    def examiner(of: Sequence[Photo]) -> Examiner | None:
+    def examiner(of: Sequence[Photo]) -> Evaluator | None:
         frozen = stage if config.cached_views else 0
-        return Examiner(of, config.preprocessing, world, half=half, workers=workers, frozen=frozen) if of else None
+        return Evaluator(of, config.preprocessing, world, half=half, workers=workers, frozen=frozen) if of else None
 
-    return Workshop(
+    return TrainingSetup(
         config=config,
         world=world,
         model=model,
@@ -131,7 +137,7 @@ def prepare(
         trained=torch.compile(trained) if config.compile else trained,  # type: ignore[arg-type]
         criterion=_over_processes(loss if isinstance(loss, SampleAwareProxyLoss) else _Gathered(loss), world),
         batches=batches,
-        loader=inputs.loader(batches, out, watcher),
+        loader=inputs.loader(batches, out, callback),
         optimiser=optimiser,
         rate=rate_factor(config, len(batches)),
         scaler=torch.amp.GradScaler(world.device.type, enabled=half is torch.float16),
@@ -142,7 +148,7 @@ def prepare(
     )
 
 
-def learned_and_held_out(config: TrainingConfig, data: DataSet) -> tuple[Sequence[Photo], Sequence[Photo]]:
+def train_validation_split(config: TrainingConfig, data: DataSet) -> tuple[Sequence[Photo], Sequence[Photo]]:
     """The photos that a run learns from, and those of the classes that choose its epoch."""
     selection = config.selection
     if selection.fold is not None:
@@ -153,7 +159,7 @@ def learned_and_held_out(config: TrainingConfig, data: DataSet) -> tuple[Sequenc
 
 
 def _model(
-    config: TrainingConfig, world: World, watcher: Watcher, *, pretrained: bool
+    config: TrainingConfig, world: ProcessGroup, callback: Callback, *, pretrained: bool
 ) -> tuple[EmbeddingModel, int | None]:
     """The network with its frozen parts, and the number of cached stages: None when only the head learns."""
     side = config.preprocessing.input_size
@@ -163,7 +169,7 @@ def _model(
         if world.device.type == "cuda":
             model = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         else:
-            watcher.say("Each process normalises by its own part of the batch: SyncBatchNorm needs CUDA.")
+            callback.on_message("Each process normalises by its own part of the batch: SyncBatchNorm needs CUDA.")
     model = model.to(world.device).to(memory_format=torch.channels_last)
     stage = None if config.cached_stage is None else model.stage_index(config.cached_stage)
     if stage == 0:
@@ -176,7 +182,9 @@ def _model(
     model.freeze_stages(config.backbone.frozen_stages)
     model.freeze_stages(stage or 0)
     if world.size > 1 and (unused := model.freeze_unused()):
-        watcher.say(f"{len(unused)} parameters of the backbone are not used and do not learn, such as {unused[0]}.")
+        callback.on_message(
+            f"{len(unused)} parameters of the backbone are not used and do not learn, such as {unused[0]}."
+        )
     return model, stage
 
 
@@ -208,7 +216,7 @@ class _Gathered(nn.Module):
         return value
 
 
-def _over_processes(module: nn.Module, world: World) -> nn.Module:
+def _over_processes(module: nn.Module, world: ProcessGroup) -> nn.Module:
     """DDP averages the gradients; buffers stay the module's own affair, equal on every process by construction."""
     if world.size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
@@ -224,20 +232,20 @@ class _Inputs:
     model: EmbeddingModel
     stage: int | None
     """The number of cached stages; None stands for the whole backbone."""
-    world: World
+    world: ProcessGroup
     workers: int
 
-    def loader(self, batches: Batches, out: Path, watcher: Watcher) -> DataLoader[Any]:
+    def loader(self, batches: Batches, out: Path, callback: Callback) -> DataLoader[Any]:
         config, pin = self.config, self.world.device.type == "cuda"
         if config.cached_views:
-            return DataLoader(self._cached(out, watcher), batch_sampler=batches, pin_memory=pin)
+            return DataLoader(self._cached(out, callback), batch_sampler=batches, pin_memory=pin)
         decoded = TrainingPhotos(self.photos, config.preprocessing.input_size, config.augmentation, config.seed)
         keep = self.workers > 0
         return DataLoader(
             decoded, batch_sampler=batches, num_workers=self.workers, pin_memory=pin, persistent_workers=keep
         )
 
-    def _cached(self, out: Path, watcher: Watcher) -> CachedFeatures:
+    def _cached(self, out: Path, callback: Callback) -> CachedFeatures:
         config, backbone = self.config, self.config.backbone
         cache = cache_features(
             self.photos,
@@ -250,7 +258,7 @@ class _Inputs:
             key=f"{backbone.name} {backbone.pooling if self.stage is None else self.stage}"
             f" {_digest(self.model.backbone)}",
             workers=self.workers,
-            on_progress=partial(watcher.busy, "Caching features"),
+            on_progress=partial(callback.on_progress, "Caching features"),
         )
         return CachedFeatures(cache)
 
@@ -277,7 +285,7 @@ def _text_digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
-def _batches(config: TrainingConfig, photos: Sequence[Photo], world: World, watcher: Watcher) -> Batches:
+def _batches(config: TrainingConfig, photos: Sequence[Photo], world: ProcessGroup, callback: Callback) -> Batches:
     """Balanced batches by default for losses on pairs, which learn nothing from a batch without positives."""
     sampling, labels = config.sampling, [photo.label for photo in photos]
     on_pairs = learns_from_pairs(config.loss.name)
@@ -291,7 +299,7 @@ def _batches(config: TrainingConfig, photos: Sequence[Photo], world: World, watc
         )
     batches = make_batches(sampling, labels, config.seed, rank=world.rank, world_size=world.size)
     if on_pairs and (share := expected_positives(sampling, labels)) < _FEW_POSITIVES:
-        watcher.say(
+        callback.on_message(
             f"Only {share:.0%} of the photos have another one of their class in the batch, and {config.loss.name}"
             " learns from such pairs: set sampling.kind=balanced."
         )
@@ -310,7 +318,7 @@ def _loss(config: TrainingConfig, photos: Sequence[Photo], batches: Batches) -> 
     return make_loss(config.loss.name, len(classes), config.backbone.embedding_size, settings)
 
 
-def describe_volume(work: Workshop) -> str | None:
+def describe_volume(work: TrainingSetup) -> str | None:
     """Says which V a Proxy-ISA loss has and when its decay acts; to be asked once a checkpoint has been loaded."""
     if not isinstance(work.loss, SampleAwareProxyLoss) or work.loss.hardness.settings.positive_penalty != "sigma":
         return None

@@ -42,7 +42,7 @@ def test_two_processes_equal_one(tmp_path: Path, loss: str, others: tuple[str, .
     first, second = (RunFolder(tmp_path / name) for name in ("one", "two"))
     assert second.result()["map@r"] == pytest.approx(first.result()["map@r"], abs=0.1), "each measures a part"
     assert first.history()[0]["recall@8"] == second.history()[0]["recall@8"], "in the order of the photos"
-    one, two = first.load(), second.load()
+    one, two = first.load_checkpoint(), second.load_checkpoint()
     assert one and two
     for part in ("model", "loss"):
         for name, value in one["work"][part].items():

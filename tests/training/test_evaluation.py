@@ -11,8 +11,7 @@ from index.evaluation.metrics import mean_metrics, query_metrics
 from lookalike import main
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import write_tiny_folder
-from tests.support.watchers import Silent
-from tests.training.test_loop import SMALL
+from tests.support.training_runs import SMALL_SETTINGS, RecordingCallback
 from training.checkpoints import RunFolder
 from training.config import load_config
 from training.data.registry import DataSet, Photo, load_data
@@ -33,12 +32,12 @@ def data(folder: Path) -> DataSet:
 
 def test_a_checkpoint_file_is_measured_as_itself(data: DataSet, tmp_path: Path) -> None:
     """A high rate spoils the model, so that the best epoch and the newest differ."""
-    wild = [*SMALL, "selection.validation_share=0.4", "optimiser.learning_rate=0.1", "test_every=0"]
-    train(load_config(None, wild), data, tmp_path / "run", "folder:photos", Silent())
+    wild = [*SMALL_SETTINGS, "selection.validation_share=0.4", "optimiser.learning_rate=0.1", "test_every=0"]
+    train(load_config(None, wild), data, tmp_path / "run", "folder:photos", RecordingCallback())
     run = RunFolder(tmp_path / "run")
     best, newest = (measure(data.test, *load_model(run.path / name)) for name in ("best.pt", "checkpoint.pt"))
     assert best == measure(data.test, *load_model(run.path))
-    state = run.load()
+    state = run.load_checkpoint()
     assert state is not None
     weights, file = state["work"]["model"], run.model(run.path / "checkpoint.pt").state_dict()
     assert all(value.equal(file[name]) for name, value in weights.items())

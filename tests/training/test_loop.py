@@ -1,7 +1,6 @@
 """A small run on real weights: it learns, goes on after a kill as if nothing had been, and exports what it is."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from index.embedding.bundle import Bundle
 from index.embedding.embedder import Embedder
 from index.embedding.images import decode
 from tests.support.tiny_gallery import tiny_photo, write_tiny_folder
-from tests.support.watchers import Silent
+from tests.support.training_runs import SMALL_SETTINGS, RecordingCallback
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
@@ -25,19 +24,12 @@ from training.evaluation import load_model, measure
 from training.export import export_run
 from training.loop import train
 
-SMALL = [
-    "epochs=2",
-    "preprocessing={resize: 36, input_size: 32}",
-    "sampling.batch_size=8",
-    "optimiser.learning_rate=0.0003",
-    "selection.validation_share=0",
-    "workers=0",
-]
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def same_weights(first: RunFolder, second: RunFolder) -> bool:
     """Also counters, queue and thresholds of the loss, bit for bit."""
-    left, right = first.load(), second.load()
+    left, right = first.load_checkpoint(), second.load_checkpoint()
     assert left and right
     pairs = [(left["work"][part], right["work"][part]) for part in ("model", "loss")]
     return all(
@@ -48,15 +40,6 @@ def same_weights(first: RunFolder, second: RunFolder) -> bool:
     )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """So that sums are added in one order and runs can be compared bit for bit."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
     return load_data(f"folder:{write_tiny_folder(tmp_path_factory.mktemp('data') / 'photos')}")
@@ -64,17 +47,17 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
 
 @pytest.fixture(scope="module")
 def config() -> TrainingConfig:
-    return load_config(None, SMALL)
+    return load_config(None, SMALL_SETTINGS)
 
 
 @pytest.fixture(scope="module")
 def run(data: DataSet, config: TrainingConfig, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     out = tmp_path_factory.mktemp("runs") / "whole"
-    watcher = Silent()
-    train(config, data, out, "folder:photos", watcher)
-    assert watcher.epochs == [0, 1, 2]
-    assert len(watcher.steps) == 2 * (len(data.train) // 8)
-    assert any("never acts" in text for text in watcher.said), "the decay does not begin in so short a run"
+    callback = RecordingCallback()
+    train(config, data, out, "folder:photos", callback)
+    assert callback.epochs == [0, 1, 2]
+    assert len(callback.steps) == 2 * (len(data.train) // 8)
+    assert any("never acts" in text for text in callback.messages), "the decay does not begin in so short a run"
     return RunFolder(out)
 
 
@@ -102,10 +85,10 @@ def test_a_killed_run_goes_on_to_the_same_weights(
 ) -> None:
     often = config.model_copy(update={"checkpoint_minutes": 1e-9})
     with pytest.raises(KeyboardInterrupt):
-        train(often, data, tmp_path / "killed", "folder:photos", Silent(**kill))
-    watcher = Silent()
-    train(often, data, tmp_path / "killed", "folder:photos", watcher, resume=True)
-    assert watcher.steps[0] > (0, 1), "not from the beginning"
+        train(often, data, tmp_path / "killed", "folder:photos", RecordingCallback(**kill))
+    callback = RecordingCallback()
+    train(often, data, tmp_path / "killed", "folder:photos", callback, resume=True)
+    assert callback.steps[0] > (0, 1), "not from the beginning"
     assert same_weights(RunFolder(tmp_path / "killed"), run)
     times = ("photos_per_second",)
     kept, whole = (
@@ -117,18 +100,23 @@ def test_a_killed_run_goes_on_to_the_same_weights(
 
 def test_a_run_is_not_trained_over_unless_told_to_go_on(run: RunFolder, data: DataSet, config: TrainingConfig) -> None:
     with pytest.raises(TrainingError, match="--resume"):
-        train(config, data, run.path, "folder:photos", Silent())
-    watcher = Silent()
-    assert train(config, data, run.path, "folder:photos", watcher, resume=True) == run.result()
-    assert watcher.steps == [], "nothing was left to do"
+        train(config, data, run.path, "folder:photos", RecordingCallback())
+    callback = RecordingCallback()
+    assert train(config, data, run.path, "folder:photos", callback, resume=True) == run.result()
+    assert callback.steps == [], "nothing was left to do"
 
 
 def test_held_out_classes_choose_the_epoch_and_end_the_run(data: DataSet, tmp_path: Path) -> None:
     """The rate is so high that training only spoils the model: patience ends it, an early epoch is kept."""
-    wild = [*SMALL, "epochs=9", "selection={validation_share: 0.4, patience: 2, metric: map@r}", "test_every=0"]
+    wild = [
+        *SMALL_SETTINGS,
+        "epochs=9",
+        "selection={validation_share: 0.4, patience: 2, metric: map@r}",
+        "test_every=0",
+    ]
     config = load_config(None, [*wild, "optimiser.learning_rate=0.1"])
-    watcher = Silent()
-    result = train(config, data, tmp_path / "run", "folder:photos", watcher)
+    callback = RecordingCallback()
+    result = train(config, data, tmp_path / "run", "folder:photos", callback)
     history = RunFolder(tmp_path / "run").history()
     scores = {record["epoch"]: record["validation.map@r"] for record in history[1:]}
     assert len(scores) < 9, "stopped early"
@@ -138,8 +126,8 @@ def test_held_out_classes_choose_the_epoch_and_end_the_run(data: DataSet, tmp_pa
 
 
 def test_the_head_alone_is_trained_on_cached_features(data: DataSet, tmp_path: Path) -> None:
-    config = load_config(None, [*SMALL, "cached_views=2", "epochs=4"])
-    train(config, data, tmp_path / "run", "folder:photos", Silent())
+    config = load_config(None, [*SMALL_SETTINGS, "cached_views=2", "epochs=4"])
+    train(config, data, tmp_path / "run", "folder:photos", RecordingCallback())
     run = RunFolder(tmp_path / "run")
     assert [record["epoch"] for record in run.history()] == [0, 1, 2, 3, 4]
     torch.manual_seed(config.seed)
@@ -153,14 +141,14 @@ def test_the_head_alone_is_trained_on_cached_features(data: DataSet, tmp_path: P
 @pytest.mark.parametrize("loss", ["proxy_anchor", "triplet", "soft_triple"])
 def test_a_peer_trains_by_its_name(data: DataSet, tmp_path: Path, loss: str) -> None:
     sampling = "sampling={kind: balanced, batch_size: 8, photos_per_class: 2}"
-    config = load_config(None, [*SMALL, sampling, f"loss.name={loss}", "epochs=1"])
-    record = train(config, data, tmp_path / "run", "folder:photos", Silent())
+    config = load_config(None, [*SMALL_SETTINGS, sampling, f"loss.name={loss}", "epochs=1"])
+    record = train(config, data, tmp_path / "run", "folder:photos", RecordingCallback())
     assert math.isfinite(record["loss"])
 
 
 def test_the_backbone_rests_during_the_warm_up(data: DataSet, tmp_path: Path) -> None:
-    config = load_config(None, [*SMALL, "epochs=1", "schedule.warm_up_epochs=1"])
-    train(config, data, tmp_path / "run", "folder:photos", Silent())
+    config = load_config(None, [*SMALL_SETTINGS, "epochs=1", "schedule.warm_up_epochs=1"])
+    train(config, data, tmp_path / "run", "folder:photos", RecordingCallback())
     torch.manual_seed(config.seed)
     before = EmbeddingModel(config.backbone, input_size=32).state_dict()
     after = RunFolder(tmp_path / "run").model().state_dict()
@@ -178,26 +166,26 @@ def test_training_moves_the_weights_and_leaves_batch_norm_statistics(run: RunFol
 
 def test_a_folder_of_another_run_is_not_overwritten(run: RunFolder, data: DataSet, config: TrainingConfig) -> None:
     with pytest.raises(TrainingError, match=r"other settings: seed=7 \(was 0\)"):
-        train(config.model_copy(update={"seed": 7}), data, run.path, "folder:photos", Silent(), resume=True)
+        train(config.model_copy(update={"seed": 7}), data, run.path, "folder:photos", RecordingCallback(), resume=True)
 
 
 def test_a_finished_run_continues_for_more_epochs(data: DataSet, config: TrainingConfig, tmp_path: Path) -> None:
     """With a constant rate it comes to the weights of one long run, also where the volume follows from the epochs."""
-    constant = load_config(None, [*SMALL, "schedule.kind=constant", "loss.settings.volume=9"])
+    constant = load_config(None, [*SMALL_SETTINGS, "schedule.kind=constant", "loss.settings.volume=9"])
     longer = constant.model_copy(update={"epochs": 3, "checkpoint_minutes": 5.0})
-    train(longer, data, tmp_path / "long", "folder:photos", Silent())
-    train(constant, data, tmp_path / "continued", "folder:photos", Silent())
-    result = train(longer, data, tmp_path / "continued", "folder:photos", Silent(), resume=True)
+    train(longer, data, tmp_path / "long", "folder:photos", RecordingCallback())
+    train(constant, data, tmp_path / "continued", "folder:photos", RecordingCallback())
+    result = train(longer, data, tmp_path / "continued", "folder:photos", RecordingCallback(), resume=True)
     assert result["epochs"] == 3 and RunFolder(tmp_path / "continued").config == longer
     assert same_weights(RunFolder(tmp_path / "continued"), RunFolder(tmp_path / "long"))
 
 
 def test_a_run_keeps_its_volume_when_it_continues_for_longer(data: DataSet, tmp_path: Path) -> None:
-    short = load_config(None, [*SMALL, "epochs=1"])
+    short = load_config(None, [*SMALL_SETTINGS, "epochs=1"])
     volumes = []
     for config in (short, short.model_copy(update={"epochs": 2})):
-        train(config, data, tmp_path / "run", "folder:photos", Silent(), resume=True)
-        state = RunFolder(tmp_path / "run").load()
+        train(config, data, tmp_path / "run", "folder:photos", RecordingCallback(), resume=True)
+        state = RunFolder(tmp_path / "run").load_checkpoint()
         assert state
         volumes.append(state["work"]["loss"]["hardness._extra_state"]["volume"])
     assert volumes[0] == volumes[1]
@@ -206,27 +194,35 @@ def test_a_run_keeps_its_volume_when_it_continues_for_longer(data: DataSet, tmp_
 def test_fewer_epochs_than_trained_are_refused(run: RunFolder, data: DataSet, config: TrainingConfig) -> None:
     shorter = config.model_copy(update={"epochs": 1})
     with pytest.raises(TrainingError, match=r"1 epochs \(trained already: 2\)"):
-        train(shorter, data, run.path, "folder:photos", Silent(), resume=True)
+        train(shorter, data, run.path, "folder:photos", RecordingCallback(), resume=True)
 
 
 def test_a_run_is_not_continued_on_other_photos(config: TrainingConfig, tmp_path: Path) -> None:
     """With a class renamed the split moves: classes that were learned would be measured."""
     photos = write_tiny_folder(tmp_path / "photos")
     with pytest.raises(KeyboardInterrupt):
-        train(config, load_data(f"folder:{photos}"), tmp_path / "run", "folder:photos", Silent(stop_after_epoch=2))
+        train(
+            config,
+            load_data(f"folder:{photos}"),
+            tmp_path / "run",
+            "folder:photos",
+            RecordingCallback(stop_after_epoch=2),
+        )
     (photos / "purple").rename(photos / "aubergine")
     with pytest.raises(TrainingError, match="have changed since the run"):
-        train(config, load_data(f"folder:{photos}"), tmp_path / "run", "folder:photos", Silent(), resume=True)
+        train(
+            config, load_data(f"folder:{photos}"), tmp_path / "run", "folder:photos", RecordingCallback(), resume=True
+        )
 
 
 def test_a_loss_that_draws_random_numbers_resumes_to_the_same_weights(data: DataSet, tmp_path: Path) -> None:
     """Also when the activations were cached by an earlier run."""
-    config = load_config(None, [*SMALL, "loss.name=margin", "cached_views=2", "cached_stage=-1", "epochs=3"])
+    config = load_config(None, [*SMALL_SETTINGS, "loss.name=margin", "cached_views=2", "cached_stage=-1", "epochs=3"])
     often = config.model_copy(update={"checkpoint_minutes": 1e-9})
     with pytest.raises(KeyboardInterrupt):
-        train(often, data, tmp_path / "killed", "folder:photos", Silent(stop_after_step=(1, 1)))
-    train(often, data, tmp_path / "killed", "folder:photos", Silent(), resume=True)
-    train(config, data, tmp_path / "whole", "folder:photos", Silent())
+        train(often, data, tmp_path / "killed", "folder:photos", RecordingCallback(stop_after_step=(1, 1)))
+    train(often, data, tmp_path / "killed", "folder:photos", RecordingCallback(), resume=True)
+    train(config, data, tmp_path / "whole", "folder:photos", RecordingCallback())
     assert same_weights(RunFolder(tmp_path / "killed"), RunFolder(tmp_path / "whole"))
 
 
@@ -234,26 +230,34 @@ def test_the_best_weights_are_those_of_the_epoch_that_the_checkpoint_names(run: 
     folder, weights = RunFolder(tmp_path), run.model().state_dict()
     first, second = ({name: value + epoch for name, value in weights.items()} for epoch in (1, 2))
     folder.save_best(first, epoch=1)
-    folder.save({"progress": {"best_epoch": 1}})
+    folder.save_checkpoint({"progress": {"best_epoch": 1}})
     folder.save_best(second, epoch=2)  # killed before its checkpoint
-    assert folder.load() is not None
+    assert folder.load_checkpoint() is not None
     assert [path.name for path in tmp_path.glob("*best*")] == ["best.pt"]
     kept = torch.load(tmp_path / "best.pt", weights_only=True)
     assert all(torch.equal(kept[name], first[name]) for name in first)
 
 
 def test_a_run_that_diverges_ends_with_the_step_and_the_remedy(data: DataSet, tmp_path: Path) -> None:
-    config = load_config(None, [*SMALL, "optimiser.learning_rate=1e30", "optimiser.clip_value=null", "epochs=5"])
+    config = load_config(
+        None, [*SMALL_SETTINGS, "optimiser.learning_rate=1e30", "optimiser.clip_value=null", "epochs=5"]
+    )
     with pytest.raises(TrainingError, match=r"the loss became nan at step \d+ of epoch \d.*learning_rate"):
-        train(config, data, tmp_path / "run", "folder:photos", Silent())
+        train(config, data, tmp_path / "run", "folder:photos", RecordingCallback())
 
 
 def test_accumulated_batches_make_one_step(data: DataSet, tmp_path: Path) -> None:
     """The mean of two batches' gradients moves the weights half as often; the rest of an epoch is not lost."""
-    settings = [*SMALL, "epochs=1", "loss.name=proxy_anchor", "sampling.batch_size=6", "optimiser.accumulation=2"]
+    settings = [
+        *SMALL_SETTINGS,
+        "epochs=1",
+        "loss.name=proxy_anchor",
+        "sampling.batch_size=6",
+        "optimiser.accumulation=2",
+    ]
     config = load_config(None, settings)
-    train(config, data, tmp_path / "run", "folder:photos", Silent())
-    state = RunFolder(tmp_path / "run").load()
+    train(config, data, tmp_path / "run", "folder:photos", RecordingCallback())
+    state = RunFolder(tmp_path / "run").load_checkpoint()
     assert state
     steps = {int(entry["step"]) for entry in state["work"]["optimiser"]["state"].values()}
     batches = len(data.train) // 6
@@ -261,10 +265,10 @@ def test_accumulated_batches_make_one_step(data: DataSet, tmp_path: Path) -> Non
 
 
 def test_the_moving_average_is_measured_and_kept(data: DataSet, tmp_path: Path) -> None:
-    config = load_config(None, [*SMALL, "optimiser.ema_decay=0.9"])
-    train(config, data, tmp_path / "run", "folder:photos", Silent())
+    config = load_config(None, [*SMALL_SETTINGS, "optimiser.ema_decay=0.9"])
+    train(config, data, tmp_path / "run", "folder:photos", RecordingCallback())
     run = RunFolder(tmp_path / "run")
-    state = run.load()
+    state = run.load_checkpoint()
     assert state
     kept, average = run.model().state_dict(), state["work"]["average"]["model"]
     assert all(torch.equal(kept[name], average[name]) for name in kept)
@@ -276,8 +280,8 @@ def test_a_small_limit_of_the_gradients_norm_keeps_the_weights_near(data: DataSe
     """Adam's step does not depend on the gradient's size unless it is lost in eps: a tiny limit leaves no step."""
     moved = []
     for limit in ("null", "1e-12"):
-        config = load_config(None, [*SMALL, "epochs=1", f"optimiser.clip_norm={limit}"])
-        train(config, data, tmp_path / limit, "folder:photos", Silent())
+        config = load_config(None, [*SMALL_SETTINGS, "epochs=1", f"optimiser.clip_norm={limit}"])
+        train(config, data, tmp_path / limit, "folder:photos", RecordingCallback())
         torch.manual_seed(config.seed)
         before = EmbeddingModel(config.backbone, input_size=32).head.weight
         moved.append((RunFolder(tmp_path / limit).model().head.weight - before).abs().max().item())
@@ -291,17 +295,17 @@ def test_a_rule_may_drop_a_run(data: DataSet, tmp_path: Path) -> None:
         seen.append(len(history))
         return "too slow" if history[-1]["epoch"] == 2 else None
 
-    config = load_config(None, [*SMALL, "epochs=5"])
-    result = train(config, data, tmp_path / "run", "folder:photos", Silent(), drop=drop)
+    config = load_config(None, [*SMALL_SETTINGS, "epochs=5"])
+    result = train(config, data, tmp_path / "run", "folder:photos", RecordingCallback(), drop=drop)
     assert seen == [2, 3] and result["dropped"] == "too slow" and result["epochs"] == 2
-    again = Silent()
+    again = RecordingCallback()
     assert train(config, data, tmp_path / "run", "folder:photos", again, resume=True, drop=drop) == result
     assert again.steps == [], "a dropped run stays dropped"
 
 
 def test_the_state_of_the_loss_is_recorded_by_epoch(data: DataSet, tmp_path: Path) -> None:
-    config = load_config(None, [*SMALL, "loss.settings={queue_start_epoch: 0, filter_start_epoch: 1}"])
-    train(config, data, tmp_path / "run", "folder:photos", Silent())
+    config = load_config(None, [*SMALL_SETTINGS, "loss.settings={queue_start_epoch: 0, filter_start_epoch: 1}"])
+    train(config, data, tmp_path / "run", "folder:photos", RecordingCallback())
     for record in RunFolder(tmp_path / "run").history()[1:]:
         for name in ("s_avg", "s_learned", "s_outlier", "sigma", "weight_positive", "weight_negative"):
             assert math.isfinite(record[name])
@@ -313,8 +317,8 @@ def test_the_state_of_the_loss_is_recorded_by_epoch(data: DataSet, tmp_path: Pat
 
 @pytest.mark.parametrize("stage", [-1, -2])
 def test_the_last_stages_learn_on_cached_activations(data: DataSet, tmp_path: Path, stage: int) -> None:
-    config = load_config(None, [*SMALL, "cached_views=2", f"cached_stage={stage}"])
-    train(config, data, tmp_path / "run", "folder:photos", Silent())
+    config = load_config(None, [*SMALL_SETTINGS, "cached_views=2", f"cached_stage={stage}"])
+    train(config, data, tmp_path / "run", "folder:photos", RecordingCallback())
     run = RunFolder(tmp_path / "run")
     torch.manual_seed(config.seed)
     before, after = EmbeddingModel(config.backbone, input_size=32), run.model()
@@ -330,7 +334,7 @@ def test_the_last_stages_learn_on_cached_activations(data: DataSet, tmp_path: Pa
 def test_a_foreign_folder_is_not_filled(data: DataSet, config: TrainingConfig, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(TrainingError, match="holds no run"):
-        train(config, data, tmp_path, "folder:photos", Silent())
+        train(config, data, tmp_path, "folder:photos", RecordingCallback())
 
 
 @pytest.fixture(scope="module")
@@ -373,5 +377,11 @@ def test_export_does_not_replace_what_is_no_bundle(run: RunFolder, data: DataSet
 def test_an_unknown_backbone_is_refused(data: DataSet, tmp_path: Path) -> None:
     for _ in range(2):  # it leaves no run behind that would stand in the way of the mended command
         with pytest.raises(TrainingError, match="Unknown backbone 'resnet9000'"):
-            train(load_config(None, [*SMALL, "backbone.name=resnet9000"]), data, tmp_path, "x", Silent())
+            train(
+                load_config(None, [*SMALL_SETTINGS, "backbone.name=resnet9000"]),
+                data,
+                tmp_path,
+                "x",
+                RecordingCallback(),
+            )
     assert list(tmp_path.iterdir()) == []

@@ -11,8 +11,7 @@ from index.evaluation.metrics import retrieval_metrics
 from lookalike import main
 from tests.support.published_trees import TREES
 from tests.support.tiny_gallery import write_tiny_folder
-from tests.support.watchers import Silent
-from tests.training.test_loop import SMALL
+from tests.support.training_runs import SMALL_SETTINGS, RecordingCallback
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
 from training.data.dataset import fold_out
@@ -32,7 +31,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
 
 @pytest.fixture(scope="module")
 def config() -> TrainingConfig:
-    return load_config(None, [*SMALL, "epochs=1", "cached_views=1", "test_every=0"])
+    return load_config(None, [*SMALL_SETTINGS, "epochs=1", "cached_views=1", "test_every=0"])
 
 
 def labels(photos: tuple[Photo, ...]) -> set[str]:
@@ -51,7 +50,7 @@ def test_every_class_is_held_out_by_one_fold(data: DataSet) -> None:
 def test_folds_that_cannot_be_judged_are_refused(data: DataSet, config: TrainingConfig, tmp_path: Path) -> None:
     few = tuple(photo for photo in data.train if photo.label not in ("red", "blue"))
     with pytest.raises(TrainingError, match="6 classes with two or more photos: too few for 4 folds"):
-        train_folds(config, DataSet("few", few, data.test), tmp_path / "runs", "x", Silent())
+        train_folds(config, DataSet("few", few, data.test), tmp_path / "runs", "x", RecordingCallback())
     assert not (tmp_path / "runs").exists()
     with pytest.raises(TrainingError, match="fold 4 does not exist"):
         load_config(None, ["selection.fold=4"])
@@ -65,17 +64,17 @@ def test_four_models_are_trained_once_and_measured_apart_and_together(
         train_folds(config, data, out, "tiny", KilledInFold(1))
     assert [RunFolder(out / f"fold-{fold}").is_finished for fold in range(FOLDS)] == [True, False, False, False]
     with pytest.raises(TrainingError, match="--resume"):
-        train_folds(config, data, out, "tiny", Silent())
+        train_folds(config, data, out, "tiny", RecordingCallback())
 
     kept = (out / "fold-0" / "checkpoint.pt").stat().st_mtime_ns
-    watcher = Silent()
-    runs = train_folds(config, data, out, "tiny", watcher, resume=True)
-    assert "Fold 0 is finished" in watcher.said
+    callback = RecordingCallback()
+    runs = train_folds(config, data, out, "tiny", callback, resume=True)
+    assert "Fold 0 is finished" in callback.messages
     assert (out / "fold-0" / "checkpoint.pt").stat().st_mtime_ns == kept, "not trained again"
     assert all(run.is_finished and run.config.selection.fold == fold for fold, run in enumerate(runs))
     assert all("validation.map@r" in run.history()[-1] for run in runs)
 
-    result = measure_folds(runs, data, out, watcher)
+    result = measure_folds(runs, data, out, callback)
     assert result == json.loads((out / "folds.json").read_text())
     vectors = [embed_photos(data.test, *load_model(run.path)) for run in runs]
     names = [photo.label for photo in data.test]
@@ -87,7 +86,7 @@ def test_four_models_are_trained_once_and_measured_apart_and_together(
     assert result["concatenated"] == pytest.approx(together)
 
     with pytest.raises(TrainingError, match="other settings"):
-        train_folds(config.model_copy(update={"seed": 1}), data, out, "tiny", Silent(), resume=True)
+        train_folds(config.model_copy(update={"seed": 1}), data, out, "tiny", RecordingCallback(), resume=True)
 
 
 @pytest.mark.parametrize(("protocol", "size", "optimiser"), [("folds", 512, "adam"), ("mlrc", 128, "rmsprop")])
@@ -110,13 +109,13 @@ def test_a_protocol_lies_between_the_data_sets_preset_and_the_users_settings(
     assert len(result["folds"]) == FOLDS and result["concatenated"].keys() == result["separated"].keys()
 
 
-class KilledInFold(Silent):
+class KilledInFold(RecordingCallback):
     """Ends the run as a kill would, in the first step of a fold."""
 
     def __init__(self, fold: int) -> None:
         super().__init__()
         self.fold = fold
 
-    def step(self, epoch: int, step: int, steps: int) -> None:
-        if f"Fold {self.fold} of {FOLDS}, counted from 0" in self.said:
+    def on_step(self, epoch: int, step: int, steps: int) -> None:
+        if f"Fold {self.fold} of {FOLDS}, counted from 0" in self.messages:
             raise KeyboardInterrupt

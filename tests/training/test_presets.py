@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.published_trees import TREES
-from tests.support.watchers import Silent
+from tests.support.training_runs import RecordingCallback
 from training.checkpoints import RunFolder
 from training.config import load_config, preset_names
 from training.data.registry import DataSet, load_data, shop_data
@@ -60,7 +60,7 @@ def test_a_preset_trains_an_epoch_on_its_data_set(preset: str, data_of: DataOf, 
     spec, data = data_of(kind if kind in (*TREES, "sample") else "cub")
     fold = ["selection.fold=0", "sampling.steps_per_epoch=2"] if preset == "mlrc" else []
     config = load_config(None, [*cheap(SIDES.get(preset, 64)), *fold], presets=layers)
-    result = train(config, data, tmp_path / "run", spec, Silent())
+    result = train(config, data, tmp_path / "run", spec, RecordingCallback())
     run = RunFolder(tmp_path / "run")
     assert result["epoch"] == 1 and 0 <= result["recall@1"] <= 1
     assert math.isfinite(run.history()[-1]["loss"])

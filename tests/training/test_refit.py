@@ -31,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_refit_learns_every_product_for_the_chosen_epochs(place: Path) -> None:
     first, second = RunFolder(place / "run"), RunFolder(place / "run" / "refit")
-    state, before = second.load(), first.load()
+    state, before = second.load_checkpoint(), first.load_checkpoint()
     assert state and before
     assert len(state["work"]["loss"]["proxies"]) == len(COLOURS) > len(before["work"]["loss"]["proxies"])
     assert state["progress"]["epoch"] == first.result()["epoch"]

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from tests.support.tiny_gallery import write_tiny_folder
-from tests.support.watchers import Silent
+from tests.support.training_runs import RecordingCallback
 from training.config import load_config
 from training.data.registry import DataSet, load_data
 from training.data.samplers import BalancedBatches, RandomBatches
-from training.distributed import World
+from training.distributed import ProcessGroup
 from training.errors import TrainingError
 from training.losses.sample_aware import SampleAwareProxyLoss
-from training.setup import Workshop, describe_volume, prepare
+from training.setup import TrainingSetup, describe_volume, prepare_training
 
 BASE = [
     "preprocessing={resize: 36, input_size: 32}",
@@ -28,12 +28,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
     return load_data(f"folder:{write_tiny_folder(tmp_path_factory.mktemp('data') / 'photos')}")
 
 
-def workshop(data: DataSet, out: Path, *overrides: str, watcher: Silent | None = None) -> Workshop:
+def workshop(data: DataSet, out: Path, *overrides: str, callback: RecordingCallback | None = None) -> TrainingSetup:
     config = load_config(None, [*BASE, *overrides])
-    return prepare(config, data, out, World(0, 1, torch.device("cpu")), watcher or Silent(), pretrained=False)
+    return prepare_training(
+        config, data, out, ProcessGroup(0, 1, torch.device("cpu")), callback or RecordingCallback(), pretrained=False
+    )
 
 
-def step_gradients(work: Workshop, epoch: int) -> set[str]:
+def step_gradients(work: TrainingSetup, epoch: int) -> set[str]:
     """The names of the model's parameters that have a gradient after a batch of an epoch."""
     work.begin_epoch(epoch, 0)
     inputs, labels = next(iter(work.loader))
@@ -71,12 +73,12 @@ def test_losses_on_pairs_get_balanced_batches_by_default(data: DataSet, tmp_path
 
 
 def test_few_pairs_in_random_batches_are_reported_for_losses_on_pairs(data: DataSet, tmp_path: Path) -> None:
-    watcher, quiet = Silent(), Silent()
+    callback, quiet = RecordingCallback(), RecordingCallback()
     sparse = ["sampling={kind: random, batch_size: 2}"]
-    workshop(data, tmp_path, "loss.name=triplet", *sparse, watcher=watcher)
-    workshop(data, tmp_path, "loss.name=proxy_anchor", *sparse, watcher=quiet)
-    assert any("sampling.kind=balanced" in text for text in watcher.said)
-    assert not any("sampling.kind=balanced" in text for text in quiet.said)
+    workshop(data, tmp_path, "loss.name=triplet", *sparse, callback=callback)
+    workshop(data, tmp_path, "loss.name=proxy_anchor", *sparse, callback=quiet)
+    assert any("sampling.kind=balanced" in text for text in callback.messages)
+    assert not any("sampling.kind=balanced" in text for text in quiet.messages)
 
 
 def test_the_volume_follows_from_the_planned_samples_and_is_reported(data: DataSet, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from training.evaluation import embed_photos, torch_embedder
 from training.report.learned import LearnedClasses, learned_classes, proxies_of, proxy_owners
 from training.report.neighbors import Answers
 from training.report.space import Similarity, class_similarity, map_to_plane, proxy_similarity, sample_photos
-from training.setup import learned_and_held_out
+from training.setup import train_validation_split
 
 Floats = NDArray[np.float32]
 Progress = Callable[..., None]
@@ -74,7 +74,7 @@ class Study:
 
 def study_run(run: RunFolder, data: DataSet, on_progress: Progress) -> Study:
     """Embeds the test photos with the kept model, and training photos with the model that the proxies belong to."""
-    config, model, checkpoint = run.config, run.model(), run.load()
+    config, model, checkpoint = run.config, run.model(), run.load_checkpoint()
     if checkpoint is None:
         raise TrainingError(
             f"{run.path} has no checkpoint; a study deletes those of finished runs.",
@@ -127,7 +127,7 @@ def _proxies(
     vectors = proxies_of(loss_state)
     if vectors is None:
         return None
-    photos, _ = learned_and_held_out(config, data)
+    photos, _ = train_validation_split(config, data)
     classes = sorted({photo.label for photo in photos})
     owners = proxy_owners(config, len(vectors), len(classes))
     if owners is None:

@@ -20,7 +20,7 @@ from training.report.learned import LearnedClasses
 from training.report.photos import Thumbnails, confused_classes, worst_queries
 from training.report.space import Similarity
 from training.report.template import html_page, html_table
-from training.run_log import SHARES
+from training.run_logger import PAIR_SHARES
 
 _SAME = 2e-3
 """Between figures of one model on the same photos, on another machine or with another version of the decoder."""
@@ -166,7 +166,8 @@ def _course(study: Study) -> str:
         for style, name in ((1, "recall@1"), (2, "map@r"))
     ]
     shares = [
-        line(name, name.replace("_", " "), place + 1, dashed=name == SHARES[-1]) for place, name in enumerate(SHARES)
+        line(name, name.replace("_", " "), place + 1, dashed=name == PAIR_SHARES[-1])
+        for place, name in enumerate(PAIR_SHARES)
     ]
     charts = (
         line_chart(

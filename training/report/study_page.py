@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 
 from index._util.files import atomic_write_text
-from training.config import flat_settings
+from training.config import flatten_settings
 from training.report.charts import Axes, Line, as_number, as_percent, draw_curve, draw_figure, draw_legend, show_end
 from training.report.template import html_page, html_table
 from training.study.file import RunKey
@@ -155,7 +155,7 @@ def _mean_points(curves: Sequence[Line]) -> list[tuple[float, float]]:
 
 def _settings(summary: StudySummary) -> str:
     study = summary.study
-    configs = {run.key.run: flat_settings(run.config.model_dump(mode="json")) for run in study.plan()}
+    configs = {run.key.run: flatten_settings(run.config.model_dump(mode="json")) for run in study.plan()}
     names = sorted({name for config in configs.values() for name in config} - {"seed"})
     differing = [name for name in names if len({repr(config.get(name)) for config in configs.values()}) > 1]
     rows = [[run, *(str(config.get(name, _NOTHING)) for name in differing)] for run, config in configs.items()]

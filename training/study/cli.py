@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from training.cli import TrainingBar, require_train_extra
+from training.cli import TrainingProgressBar, require_train_extra
 from training.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def study(
         if spec is None:
             raise TrainingError(f"{file} names no data.", "Say where the photos are with --data, e.g. cub:DIR.")
         _share_machine(threads, nice=nice)
-        runner = StudyRunner(table, spec, _load(spec), folder, TrainingBar, typer.echo, keep_checkpoints)
+        runner = StudyRunner(table, spec, _load(spec), folder, TrainingProgressBar, typer.echo, keep_checkpoints)
         if dry_run:
             runner.check(runs)
             _print_plan(runs, folder)

@@ -20,16 +20,16 @@ import yaml
 
 from index._util.files import atomic_write_text
 from index.errors import LookalikeError
+from training.callbacks import Callback
 from training.checkpoints import RunFolder
-from training.config import RESUMABLE, TrainingConfig, flat_settings
+from training.config import RESUMABLE, TrainingConfig, flatten_settings
 from training.data.dataset import DataSet
 from training.devices import choose_device
-from training.distributed import World
+from training.distributed import ProcessGroup
 from training.errors import TrainingError
 from training.evaluation import versions
 from training.loop import train
-from training.run_log import Watcher
-from training.setup import prepare
+from training.setup import prepare_training
 from training.study.file import DropRule, PlannedRun, RunKey, Study
 from training.study.results import (
     History,
@@ -41,7 +41,7 @@ from training.study.results import (
     sharing_warnings,
 )
 
-Watching = Callable[[TrainingConfig], AbstractContextManager[Watcher]]
+Watching = Callable[[TrainingConfig], AbstractContextManager[Callback]]
 
 _MACHINE_SETTINGS = RESUMABLE - {"epochs", "stop_epoch"}
 """Where a run is trained, not what it learns: no part of a run's identity."""
@@ -96,7 +96,7 @@ def check_finished(folder: StudyFolder, study: Study, runs: Sequence[PlannedRun]
 def _refuse_other_settings(run: PlannedRun, kept: dict[str, Any], wanted: dict[str, Any]) -> None:
     if config_digest(kept) == config_digest(wanted):
         return
-    there, here = flat_settings(kept), flat_settings(wanted)
+    there, here = flatten_settings(kept), flatten_settings(wanted)
     names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
     listed = "; ".join(
         f"{name} was {there.get(name, 'not set')}, is {here.get(name, 'not set')}"
@@ -121,23 +121,13 @@ def try_runs(runs: Iterable[PlannedRun], study: Study, data: DataSet, folder: St
         # Cached activations take long to make and change neither weights nor batches.
         config = run.config.model_copy(update={"cached_views": 0, "cached_stage": None})
         try:
-            work = prepare(config, data, folder.run(run.key).path, World(0, 1, torch.device("cpu")), _Unwatched())
+            work = prepare_training(
+                config, data, folder.run(run.key).path, ProcessGroup(0, 1, torch.device("cpu")), Callback()
+            )
         except TrainingError as error:
             raise TrainingError(f"Run {run.key.run!r}: {error.problem}", error.remedy) from None
         initial[run.key] = Initial(**work.initial)
     return initial
-
-
-class _Unwatched:
-    """Shows nothing: each remark comes again when the run is trained."""
-
-    def step(self, epoch: int, step: int, steps: int) -> None: ...
-
-    def measured(self, record: dict[str, Any]) -> None: ...
-
-    def busy(self, what: str, done: int, total: int) -> None: ...
-
-    def say(self, text: str) -> None: ...
 
 
 # --- the runs ---
@@ -196,8 +186,8 @@ class StudyRunner:
                 clock.save()
                 return self._drop_reason(run, history)
 
-            with self.watching(run.config) as watcher:
-                train(run.config, self.data, folder.path, self.spec, watcher, resume=True, drop=after_epoch)
+            with self.watching(run.config) as callback:
+                train(run.config, self.data, folder.path, self.spec, callback, resume=True, drop=after_epoch)
         self.folder.add(self._result(run, folder, clock.seconds), folder.history())
         self._trim(run)
 

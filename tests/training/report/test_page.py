@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from html.parser import HTMLParser
 from itertools import combinations
 from pathlib import Path
@@ -15,8 +15,7 @@ from playwright.sync_api import sync_playwright
 from index.errors import LookalikeError
 from index.evaluation.metrics import retrieval_metrics
 from tests.support.tiny_gallery import COLOURS, tiny_photo, write_tiny_folder
-from tests.support.watchers import Silent
-from tests.training.test_loop import SMALL
+from tests.support.training_runs import SMALL_SETTINGS, RecordingCallback
 from training.checkpoints import RunFolder
 from training.cli import report
 from training.config import load_config
@@ -29,15 +28,9 @@ from training.report.learned import learned_classes, proxies_of
 from training.report.neighbors import Answers
 from training.report.space import MOST_PHOTOS, class_similarity, map_to_plane, sample_photos
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +44,13 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def make_run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunFolder]:
-    def make(*changes: str, watcher: Silent | None = None) -> RunFolder:
+    def make(*changes: str, callback: RecordingCallback | None = None) -> RunFolder:
         out, spec = tmp_path_factory.mktemp("runs") / "run", f"folder:{photos}"
-        config = load_config(None, [*SMALL, *changes])
+        config = load_config(None, [*SMALL_SETTINGS, *changes])
         try:
-            train(config, load_data(spec), out, spec, watcher or Silent())
+            train(config, load_data(spec), out, spec, callback or RecordingCallback())
         except KeyboardInterrupt:
-            assert watcher
+            assert callback
         return RunFolder(out)
 
     return make
@@ -136,7 +129,7 @@ def test_a_wrong_label_is_the_worst_query(run: RunFolder, photos: Path) -> None:
 
 def test_proxy_isa_shows_how_far_its_classes_are_learned(run: RunFolder) -> None:
     read = Reader(page_of(run))
-    checkpoint = run.load()
+    checkpoint = run.load_checkpoint()
     assert checkpoint
     state = checkpoint["work"]["loss"]
     seen, learned = state["hardness.seen"].double(), state["hardness.learned"].double()
@@ -169,7 +162,7 @@ def test_other_losses_leave_out_what_they_do_not_have(
 
 def test_a_run_that_goes_on_is_reported_as_it_stands(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
     often = ("epochs=3", "selection={validation_share: 0.4}", "checkpoint_minutes=0.000001")
-    run = make_run(*often, watcher=Silent(stop_after_step=(1, 1)))
+    run = make_run(*often, callback=RecordingCallback(stop_after_step=(1, 1)))
     assert not (run.path / "result.json").exists()
     report(run.path, out=tmp_path / "new" / "page.html")
     text = Reader((tmp_path / "new" / "page.html").read_text()).text

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from typer.testing import CliRunner
 
 from lookalike import app
 from tests.support.tiny_gallery import write_tiny_folder
-from tests.support.watchers import Silent
+from tests.support.training_runs import RecordingCallback
 from training.config import TrainingConfig
 from training.data.registry import load_data
 from training.errors import TrainingError
@@ -29,6 +28,8 @@ from training.study.file import DropRule, RunKey, Study, read_study
 from training.study.results import Initial, RunResult, StudyFolder
 from training.study.runner import StudyRunner, drop_reason
 from training.study.summary import format_summary, summarise
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).parents[3]
 TABLE: dict[str, Any] = {
@@ -48,15 +49,6 @@ TABLE: dict[str, Any] = {
 KEYS = [RunKey(run, seed) for seed in (0, 1) for run in ("anchor", "isa")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """So that sums are added in one order and figures can be compared exactly."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_folder(tmp_path_factory.mktemp("data") / "photos")
@@ -72,8 +64,8 @@ def run_study(file: Path, photos: Path, out: Path, **options: Any) -> tuple[list
     """Trains what is left in this process; returns what was said and which runs failed."""
     said: list[str] = []
 
-    def watching(config: TrainingConfig) -> AbstractContextManager[Silent]:
-        return nullcontext(Silent())
+    def watching(config: TrainingConfig) -> AbstractContextManager[RecordingCallback]:
+        return nullcontext(RecordingCallback())
 
     study, spec = read_study(file), f"folder:{photos}"
     runner = StudyRunner(study, spec, load_data(spec), StudyFolder(out), watching, said.append, **options)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny_gallery import write_tiny_folder
-from tests.support.watchers import Silent
-from training.callbacks import ExperimentCallback
+from tests.support.training_runs import RecordingCallback
 from training.checkpoints import RunFolder
 from training.config import load_config
 from training.data.registry import load_data
 from training.loop import train
+from training.trackers import ExperimentTracker
 
 SMALL = ["epochs=1", "preprocessing={resize: 36, input_size: 32}", "sampling.batch_size=8", "workers=0"]
 
@@ -22,9 +22,9 @@ def test_mlflow_gets_settings_epochs_and_result_of_a_run(tmp_path: Path, monkeyp
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'store'}")
     data = load_data(f"folder:{write_tiny_folder(tmp_path / 'photos')}")
     config = load_config(None, [*SMALL, "tracker=mlflow", "selection.validation_share=0"])
-    train(config, data, tmp_path / "runs" / "first", "folder:photos", Silent())
+    train(config, data, tmp_path / "runs" / "first", "folder:photos", RecordingCallback())
     longer = config.model_copy(update={"epochs": 2})
-    train(longer, data, tmp_path / "runs" / "first", "folder:photos", Silent(), resume=True)
+    train(longer, data, tmp_path / "runs" / "first", "folder:photos", RecordingCallback(), resume=True)
     client = mlflow.tracking.MlflowClient(f"file:{tmp_path / 'store'}")
     experiment = client.get_experiment_by_name("runs")
     (run,) = client.search_runs([experiment.experiment_id])
@@ -41,7 +41,7 @@ def test_wandb_records_a_run_without_a_network(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("WANDB_SILENT", "true")
     (tmp_path / "runs" / "first").mkdir(parents=True)
     said: list[str] = []
-    callback = ExperimentCallback(load_config(None, ["tracker=wandb"]), tmp_path / "runs" / "first", said.append)
+    callback = ExperimentTracker(load_config(None, ["tracker=wandb"]), tmp_path / "runs" / "first", said.append)
     callback.epoch({"epoch": 1, "recall@1": 0.5})
     callback.result({"epoch": 1, "epochs": 1, "recall@1": 0.5})
     callback.close(failed=False)
@@ -59,7 +59,7 @@ def test_a_service_that_fails_later_is_reported_once_and_ends_nothing(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'store'}")
     (tmp_path / "run").mkdir()
     said: list[str] = []
-    callback = ExperimentCallback(load_config(None, ["tracker=mlflow"]), tmp_path / "run", said.append)
+    callback = ExperimentTracker(load_config(None, ["tracker=mlflow"]), tmp_path / "run", said.append)
     for epoch in (1, 2):
         callback.epoch({"epoch": epoch, "not a number": "text"})
     callback.close(failed=True)

@@ -4,45 +4,29 @@ import json
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
 
 from index._util.files import atomic_write, atomic_write_text
-from training.callbacks import ExperimentCallback
+from training.trackers import ExperimentTracker
 
-SHARES = ("outlier", "informative", "easy", "damped_negatives")
+PAIR_SHARES = ("outlier", "informative", "easy", "damped_negatives")
 """What a sample-aware loss reports: its value is no progress signal, these are."""
 
 
-class Watcher(Protocol):
-    """Whoever wants to see a run advance, such as a progress bar."""
-
-    def step(self, epoch: int, step: int, steps: int) -> None:
-        """After every step."""
-
-    def measured(self, record: dict[str, Any]) -> None:
-        """After an epoch, and before the first one as epoch 0."""
-
-    def busy(self, what: str, done: int, total: int) -> None:
-        """During long work before the first step."""
-
-    def say(self, text: str) -> None:
-        """A remark worth reading."""
-
-
-class Recorder:
+class RunLogger:
     """Writes a run's records into its folder; of several processes only one is `active`."""
 
     def __init__(
-        self, folder: Path, *, first_step: int, active: bool, callback: ExperimentCallback | None = None
+        self, folder: Path, *, first_step: int, active: bool, tracker: ExperimentTracker | None = None
     ) -> None:
         self._folder = folder
         self._first_step = first_step
         self._active = active
-        self._callback = callback
+        self._tracker = tracker
 
-    def __enter__(self) -> "Recorder":
+    def __enter__(self) -> "RunLogger":
         if self._active:
             # Steps that a killed run had logged after its last checkpoint are trained again: their events go.
             self._board = SummaryWriter(str(self._folder / "tensorboard"), purge_step=self._first_step)
@@ -53,8 +37,8 @@ class Recorder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._active:
             self.say(f"stopped by {kind.__name__}: {error}" if kind else "finished")
-            if self._callback:
-                self._callback.close(failed=kind is not None)
+            if self._tracker:
+                self._tracker.close(failed=kind is not None)
             self._board.close()
             self._log.close()
 
@@ -76,8 +60,8 @@ class Recorder:
         for name, value in history[-1].items():
             if name != "epoch":
                 self._board.add_scalar(f"epoch/{name}", value, step)
-        if self._callback:
-            self._callback.epoch(history[-1])
+        if self._tracker:
+            self._tracker.epoch(history[-1])
         self.say(json.dumps(history[-1]))
         atomic_write_text(self._folder / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in history))
         if len(history) > 1:
@@ -85,8 +69,8 @@ class Recorder:
 
     def finish(self, result: dict[str, Any]) -> None:
         """Reports the chosen model's figures."""
-        if self._callback:
-            self._callback.result(result)
+        if self._tracker:
+            self._tracker.result(result)
 
 
 def _plot(history: list[dict[str, Any]], path: Path) -> None:
@@ -98,7 +82,7 @@ def _plot(history: list[dict[str, Any]], path: Path) -> None:
     recall.set_title("Recall and MAP on classes never trained")
     shares.set_title("Shares of pairs in the loss")
     rate.set_title("Learning rate and loss")
-    for axes, names in ((recall, _measured(history)), (shares, SHARES), (rate, ("learning_rate",))):
+    for axes, names in ((recall, _measured(history)), (shares, PAIR_SHARES), (rate, ("learning_rate",))):
         for name in names:
             points = [(record["epoch"], record[name]) for record in history if name in record]
             if points:
