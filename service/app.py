@@ -20,7 +20,7 @@ from service.routes import items, jobs, media, search, status
 from service.schemas.items import GivenImage
 from service.server.shutdown import draining
 from service.settings import Settings
-from service.state import Backend, opened
+from service.state import ServiceState, open_state
 
 WEB = Path(str(files("service").joinpath("web")))
 
@@ -29,7 +29,7 @@ _MOST_HELD = 512 * 1024 * 1024
 
 
 class _State(TypedDict):
-    backend: Backend
+    service: ServiceState
 
 
 class _Application(FastAPI):
@@ -52,9 +52,9 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[_State]:
-        async with opened(settings, telemetry) as backend:
-            with draining(backend):
-                yield {"backend": backend}
+        async with open_state(settings, telemetry) as state:
+            with draining(state):
+                yield {"service": state}
         telemetry.tracing.close()
 
     # The interactive description pages load scripts from elsewhere; /openapi.json says the same.

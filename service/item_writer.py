@@ -21,17 +21,17 @@ from service.live_model import Model, NotReady
 from service.problems import CONFLICT, ITEM_MISSING, ProblemError
 from service.schemas.items import Photo
 from service.search_pipeline import embed, photo_bytes
-from service.state import Backend
+from service.state import ServiceState
 
 Answer = TypeVar("Answer")
 Arguments = ParamSpec("Arguments")
 
 
 async def in_thread(
-    backend: Backend, work: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs
+    state: ServiceState, work: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs
 ) -> Answer:
     """Calls the gallery without holding up the event loop."""
-    return await anyio.to_thread.run_sync(lambda: work(*args, **kwargs), limiter=backend.searchers)
+    return await anyio.to_thread.run_sync(lambda: work(*args, **kwargs), limiter=state.searchers)
 
 
 def missing(item_id: str) -> ProblemError:
@@ -89,7 +89,7 @@ class Written(NamedTuple):
 
 
 async def store(
-    backend: Backend,
+    state: ServiceState,
     item_id: str,
     wanted: Conditions,
     become: Callable[[StoredItem | None], Item],
@@ -102,36 +102,38 @@ async def store(
     Once it returns, every search finds the item by its photos.
     """
     while True:
-        seen = await in_thread(backend, backend.gallery.stored, item_id)
+        seen = await in_thread(state, state.gallery.stored, item_id)
         wanted.check(item_id, seen)
         item = become(seen)
         held = {image.id for image in seen.images} if seen else set()
         surplus = held - photos.keys() if only else set()
-        model = await backend.models.ready() if photos else None
-        images = await _embedded(backend, model, item_id, photos) if model else []
+        model = await state.active_model.ready() if photos else None
+        images = await _embedded(state, model, item_id, photos) if model else []
         bundle_id = model.bundle.id if model else ""
         version = seen.version if seen else None
         try:
-            await in_thread(backend, _write, backend.gallery, item, images, bundle_id, version, surplus)
+            await in_thread(state, _write, state.gallery, item, images, bundle_id, version, surplus)
         except VersionConflict:
             continue
         if model:
-            await _follow(backend, item_id, photos, model)
-        stored = await in_thread(backend, backend.gallery.stored, item_id)
+            await _follow(state, item_id, photos, model)
+        stored = await in_thread(state, state.gallery.stored, item_id)
         if stored is None:  # written, and deleted by somebody else since
             raise missing(item_id)
         return Written(stored, seen is None, any(image.id not in held for image in images))
 
 
-async def remove(backend: Backend, item_id: str, wanted: Conditions, delete: Callable[[dict[str, int]], int]) -> None:
+async def remove(
+    state: ServiceState, item_id: str, wanted: Conditions, delete: Callable[[dict[str, int]], int]
+) -> None:
     """Deletes an item, or something of it, if its version is as demanded; what is gone already stays so."""
     while True:
-        seen = await in_thread(backend, backend.gallery.stored, item_id)
+        seen = await in_thread(state, state.gallery.stored, item_id)
         wanted.check(item_id, seen)
         if seen is None:
             return
         try:
-            await in_thread(backend, delete, {item_id: seen.version})
+            await in_thread(state, delete, {item_id: seen.version})
             return
         except VersionConflict:
             continue
@@ -148,41 +150,41 @@ def _write(
     gallery.upsert([(item, images)], bundle_id, expected={item.id: version}, without={item.id: surplus})
 
 
-async def _follow(backend: Backend, item_id: str, photos: Mapping[str, Photo], model: Model) -> None:
+async def _follow(state: ServiceState, item_id: str, photos: Mapping[str, Photo], model: Model) -> None:
     """Another bundle may have gone live since the photos were embedded: then they get its vectors too."""
-    while await in_thread(backend, backend.gallery.live_bundle) != model.bundle.id:
-        seen = await in_thread(backend, backend.gallery.stored, item_id)
+    while await in_thread(state, state.gallery.live_bundle) != model.bundle.id:
+        seen = await in_thread(state, state.gallery.stored, item_id)
         if seen is None:  # deleted by somebody else since
             return
-        newer = await backend.models.followed()
+        newer = await state.active_model.followed()
         if newer is model:
             raise NotReady(
                 "The item is stored, but the model that went live meanwhile cannot be loaded to embed its photos.",
                 "Send the request again.",
             )
         held = {image.id: image.digest for image in seen.images}
-        images = await _embedded(backend, newer, item_id, photos)
+        images = await _embedded(state, newer, item_id, photos)
         current = [image for image in images if held.get(image.id) == image.digest]
         try:
-            await in_thread(backend, _write, backend.gallery, seen.item, current, newer.bundle.id, seen.version)
+            await in_thread(state, _write, state.gallery, seen.item, current, newer.bundle.id, seen.version)
         except VersionConflict:
             continue
         model = newer
 
 
-async def _embedded(backend: Backend, model: Model, item_id: str, photos: Mapping[str, Photo]) -> list[NewImage]:
+async def _embedded(state: ServiceState, model: Model, item_id: str, photos: Mapping[str, Photo]) -> list[NewImage]:
     """The photos that have no vector of the model's bundle yet, ready to be stored."""
     images = []
     with model.in_use():
-        known = await in_thread(backend, backend.gallery.digests, item_id, model.bundle.id)
+        known = await in_thread(state, state.gallery.digests, item_id, model.bundle.id)
         # One after the other: the photos of one request must not crowd out those of others, nor fill the memory.
         for image_id, photo in photos.items():
-            data = await photo_bytes(backend, photo.data, photo.url)
+            data = await photo_bytes(state, photo.data, photo.url)
             new = await anyio.to_thread.run_sync(
-                _new_one, backend, model, data, known.get(image_id), limiter=backend.decoders
+                _new_one, state, model, data, known.get(image_id), limiter=state.decoders
             )
             if new:
-                embedded = await embed(backend, model, new.pixels)
+                embedded = await embed(state, model, new.pixels)
                 images.append(NewImage(image_id, new.digest, embedded.vector, new.thumbnail))
     return images
 
@@ -193,13 +195,13 @@ class _New(NamedTuple):
     thumbnail: bytes
 
 
-def _new_one(backend: Backend, model: Model, data: bytes, known: str | None) -> _New | None:
+def _new_one(state: ServiceState, model: Model, data: bytes, known: str | None) -> _New | None:
     """What a photo is embedded from and shown as, of one decoding; none when it is the one that is known."""
     name = digest(data)
     if name == known:
         return None
     rule, begun = model.bundle.preprocessing, perf_counter()
-    picture, part = decode_for_model(rule, data, backend.settings.image_limits)
+    picture, part = decode_for_model(rule, data, state.settings.image_limits)
     pixels = rule.apply(picture, part)
-    backend.telemetry.stage("decode", perf_counter() - begun)
+    state.telemetry.stage("decode", perf_counter() - begun)
     return _New(name, pixels, thumbnail(picture))

@@ -68,7 +68,7 @@ class RequestContext:
 
     async def _answered(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> int:
         """Has the request answered, and tells with which status."""
-        backend = scope["state"].get("backend")
+        state = scope["state"].get("service")
         status = 0
 
         async def send_with_headers(message: Message) -> None:
@@ -79,12 +79,12 @@ class RequestContext:
                 headers["X-Request-Id"] = request_id
                 for name, value in _HEADERS.items():
                     headers.setdefault(name, value)
-                if backend is not None and backend.leaving:
+                if state is not None and state.shutting_down:
                     headers["Connection"] = "close"
             await send(message)
 
         host = Headers(scope=scope).get("host", "")
-        if backend is not None and not backend.answers_to(host):
+        if state is not None and not state.answers_to(host):
             told = f"Without API keys the service answers to this machine's names only, not to {host[:80]!r}."
             problem = HOST_UNKNOWN.problem(told, HOST_UNKNOWN.remedy, request_id)
             await answer(problem)(scope, receive, send_with_headers)

@@ -17,7 +17,7 @@ from service.inference import Embedded, Overloaded
 from service.live_model import Model
 from service.problems import URL_OFF, ProblemError
 from service.schemas.search import Milliseconds
-from service.state import Backend
+from service.state import ServiceState
 
 Answer = TypeVar("Answer")
 
@@ -54,42 +54,42 @@ async def _cancel_when_left(request: Request, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def photo_bytes(backend: Backend, photo: bytes | None, url: str | None) -> bytes:
+async def photo_bytes(state: ServiceState, photo: bytes | None, url: str | None) -> bytes:
     """A photo that came with the request, or is fetched for it."""
     if photo is not None:
         return photo
-    if backend.fetcher is None:
+    if state.fetcher is None:
         raise ProblemError(URL_OFF, URL_OFF.detail)
-    return await backend.fetcher.fetch(str(url))
+    return await state.fetcher.fetch(str(url))
 
 
-async def look(backend: Backend, photo: bytes, box: Box | None = None, model: Model | None = None) -> Looked:
+async def look(state: ServiceState, photo: bytes, box: Box | None = None, model: Model | None = None) -> Looked:
     """Embeds a photo, or a part of it, with the model of the live bundle."""
-    model = model or await backend.models.ready()
+    model = model or await state.active_model.ready()
     with model.in_use():
         begun = perf_counter()
-        pixels = await anyio.to_thread.run_sync(_pixels, backend, model, photo, box, limiter=backend.decoders)
+        pixels = await anyio.to_thread.run_sync(_pixels, state, model, photo, box, limiter=state.decoders)
         decoded = perf_counter() - begun
-        backend.telemetry.stage("decode", decoded)
-        embedded = await embed(backend, model, pixels)
+        state.telemetry.stage("decode", decoded)
+        embedded = await embed(state, model, pixels)
     return Looked(model, embedded.vector, decoded, embedded.waited, embedded.worked)
 
 
-async def embed(backend: Backend, model: Model, pixels: NDArray[np.uint8]) -> Embedded:
+async def embed(state: ServiceState, model: Model, pixels: NDArray[np.uint8]) -> Embedded:
     """The vector of one photo, and how long it took, which is noted."""
     try:
-        with backend.telemetry.queued():
-            embedded = await model.batcher.embed(pixels, alone=backend.working <= 1)
+        with state.telemetry.queued():
+            embedded = await model.batcher.embed(pixels, alone=state.working <= 1)
     except Overloaded:
-        backend.telemetry.refused("queue")
+        state.telemetry.refused("queue")
         raise
-    backend.telemetry.stage("wait", embedded.waited, ago=embedded.worked)
-    backend.telemetry.stage("embed", embedded.worked)
+    state.telemetry.stage("wait", embedded.waited, ago=embedded.worked)
+    state.telemetry.stage("embed", embedded.worked)
     return embedded
 
 
-def _pixels(backend: Backend, model: Model, photo: bytes, box: Box | None) -> NDArray[np.uint8]:
-    rule, limits = model.bundle.preprocessing, backend.settings.image_limits
+def _pixels(state: ServiceState, model: Model, photo: bytes, box: Box | None) -> NDArray[np.uint8]:
+    rule, limits = model.bundle.preprocessing, state.settings.image_limits
     if box is None:
         return load_pixels(photo, rule, limits)
     image = EncodedImage(photo, limits)
@@ -100,20 +100,20 @@ def _pixels(backend: Backend, model: Model, photo: bytes, box: Box | None) -> ND
 
 
 async def find_photo(
-    backend: Backend, photo: bytes, box: Box | None, search: Callable[[NDArray[np.float32], str], Answer]
+    state: ServiceState, photo: bytes, box: Box | None, search: Callable[[NDArray[np.float32], str], Answer]
 ) -> tuple[Answer, Looked]:
     """Embeds and searches. Should the bundle have been exchanged twice meanwhile, it looks again with the new one."""
-    looked = await look(backend, photo, box)
+    looked = await look(state, photo, box)
     for last in (False, True):
         try:
             answer = await anyio.to_thread.run_sync(
-                search, looked.vector[np.newaxis], looked.model.bundle.id, limiter=backend.searchers
+                search, looked.vector[np.newaxis], looked.model.bundle.id, limiter=state.searchers
             )
             return answer, looked
         except BundleMismatch:
             if last:
                 raise
-            looked = await look(backend, photo, box, await backend.models.followed())
+            looked = await look(state, photo, box, await state.active_model.followed())
     raise AssertionError("unreachable")
 
 

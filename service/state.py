@@ -40,13 +40,13 @@ class Busy(Overloaded):
 
 
 @dataclass
-class Backend:
+class ServiceState:
     """The engines of one running service."""
 
     settings: Settings
     telemetry: Telemetry
     gallery: Gallery
-    models: Models
+    active_model: Models
     keys: KeyRing | None
     rates: RateLimit
     fetcher: Fetcher | None
@@ -58,8 +58,8 @@ class Backend:
     """Apart from those: a list of a thousand items takes as long as many searches, which must not wait behind it."""
     listing: int = 0
     working: int = 0
-    leaving: bool = False
-    """Told to end: answers go on, but clients should turn elsewhere."""
+    shutting_down: bool = False
+    """Shutting down: still answering, but reported as not ready."""
 
     def answers_to(self, host: str) -> bool:
         """Whether a request for this host is answered. A web page whose name leads to this machine passes for our own:
@@ -99,26 +99,26 @@ class Backend:
 
 
 @asynccontextmanager
-async def opened(settings: Settings, telemetry: Telemetry) -> AsyncIterator[Backend]:
+async def open_state(settings: Settings, telemetry: Telemetry) -> AsyncIterator[ServiceState]:
     """Opens everything a request needs; at the end finishes what was accepted and closes the gallery."""
     check_exposure(settings)
     gallery = open_gallery(settings.gallery, create=settings.create, maintain=True)
     try:
-        models = Models(gallery, settings, on_batch=telemetry.batch)
-        await models.start()
+        active_model = Models(gallery, settings, on_batch=telemetry.batch)
+        await active_model.start()
         try:
-            yield Backend(
+            yield ServiceState(
                 settings=settings,
                 telemetry=telemetry,
                 gallery=gallery,
-                models=models,
+                active_model=active_model,
                 keys=KeyRing(settings.keys) if settings.keys else None,
                 rates=RateLimit(settings.rate, settings.burst),
                 fetcher=_fetcher(settings),
                 examples=_photos_in(settings.examples),
             )
         finally:
-            await models.close()
+            await active_model.close()
     finally:
         gallery.close()
 
@@ -147,9 +147,9 @@ def _photos_in(folder: Path | None) -> dict[str, Path]:
     }
 
 
-async def _backend_of(request: Request) -> Backend:
-    return cast(Backend, request.state.backend)
+async def _get_state(request: Request) -> ServiceState:
+    return cast(ServiceState, request.state.service)
 
 
-Serving = Annotated[Backend, Depends(_backend_of)]
-"""The parameter type by which a route receives the backend."""
+StateDep = Annotated[ServiceState, Depends(_get_state)]
+"""The parameter type by which a route receives the state."""

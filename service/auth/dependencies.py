@@ -10,7 +10,7 @@ from fastapi.security.http import HTTPAuthorizationCredentials
 
 from service.auth.api_keys import Scope
 from service.problems import FORBIDDEN, KEY_MISSING, KEY_WRONG, TOO_MANY, ProblemError
-from service.state import Backend, Serving
+from service.state import ServiceState, StateDep
 
 _bearer = HTTPBearer(auto_error=False, description="`Authorization: Bearer lk_...`")
 _header = APIKeyHeader(name="X-API-Key", auto_error=False, description="or the same key as `X-API-Key`")
@@ -25,25 +25,25 @@ class Allowed:
     async def __call__(  # async, and so are its like: FastAPI would hand any other to a thread
         self,
         request: Request,
-        serving: Serving,
+        state: StateDep,
         bearer: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)] = None,
         header: Annotated[str | None, Security(_header)] = None,
     ) -> None:
         name = request.client.host if request.client else "unknown"
-        if serving.keys is not None:
-            name = self._key_id(serving, bearer.credentials if bearer else header, request)
-        wait = serving.rates.take(name, monotonic()) if serving.keys is not None else 0.0
+        if state.keys is not None:
+            name = self._key_id(state, bearer.credentials if bearer else header, request)
+        wait = state.rates.take(name, monotonic()) if state.keys is not None else 0.0
         if wait:
-            serving.telemetry.refused("rate")
+            state.telemetry.refused("rate")
             raise ProblemError(
-                TOO_MANY, f"This key may send {serving.settings.rate:g} requests a second.", retry_after=ceil(wait)
+                TOO_MANY, f"This key may send {state.settings.rate:g} requests a second.", retry_after=ceil(wait)
             )
 
-    def _key_id(self, backend: Backend, token: str | None, request: Request) -> str:
-        assert backend.keys is not None
+    def _key_id(self, state: ServiceState, token: str | None, request: Request) -> str:
+        assert state.keys is not None
         if not token:
             raise ProblemError(KEY_MISSING, KEY_MISSING.detail)
-        key = backend.keys.verify(token)
+        key = state.keys.verify(token)
         if key is None:
             raise ProblemError(KEY_WRONG, KEY_WRONG.detail)
         request.state.key_id = key.id  # for the log, also when it may not do this

@@ -46,7 +46,7 @@ from service.schemas.items import (
     read_photo,
 )
 from service.schemas.search import shown
-from service.state import Backend, Serving
+from service.state import ServiceState, StateDep
 
 
 class _AsSent(APIRoute):
@@ -168,14 +168,14 @@ _PATCH_BODIES = _bodies({"application/merge-patch+json": _PATCH, "application/js
 )
 async def list_items(
     request: Request,
-    serving: Serving,
+    state: StateDep,
     filter: Annotated[str, Query(description='as JSON, such as `{"price": {"lt": 20}}`')] = "{}",
     cursor: Annotated[str, Query(max_length=MAX_ID_LENGTH, description="continues an earlier answer")] = "",
     count: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> ItemsAnswer:
     """Items in the order of their ids, those that match a filter."""
     wanted = _filter(filter)
-    return await serving.listed(partial(_page, serving, wanted, cursor, count, _media(request)))
+    return await state.listed(partial(_page, state, wanted, cursor, count, _media(request)))
 
 
 def _filter(text: str) -> Filter:
@@ -187,9 +187,9 @@ def _filter(text: str) -> Filter:
         ) from None
 
 
-def _page(backend: Backend, wanted: Filter, after: str, count: int, media: str) -> ItemsAnswer:
-    found = backend.gallery.scan(filter=wanted, after=after, count=count)
-    stored = [backend.gallery.stored(item.id) for item in found.items]
+def _page(state: ServiceState, wanted: Filter, after: str, count: int, media: str) -> ItemsAnswer:
+    found = state.gallery.scan(filter=wanted, after=after, count=count)
+    stored = [state.gallery.stored(item.id) for item in found.items]
     # One that was deleted since it was found is none.
     return ItemsAnswer(items=[ItemAnswer.of(one, media) for one in stored if one], cursor=found.after)
 
@@ -205,8 +205,8 @@ def _page(backend: Backend, wanted: Filter, after: str, count: int, media: str) 
         **documented(ITEM_MISSING, INVALID, *ACCESS),
     },
 )
-async def read(item_id: ItemId, request: Request, serving: Serving, wanted: Wanted) -> Response:
-    stored = await in_thread(serving, serving.gallery.stored, item_id)
+async def read(item_id: ItemId, request: Request, state: StateDep, wanted: Wanted) -> Response:
+    stored = await in_thread(state, state.gallery.stored, item_id)
     if stored is None:
         raise missing(item_id)
     if wanted.holds(stored):
@@ -226,16 +226,16 @@ async def read(item_id: ItemId, request: Request, serving: Serving, wanted: Want
         **documented(*_WRITE, *_PHOTOS),
     },
 )
-async def put(item_id: ItemId, request: Request, serving: Serving, wanted: Wanted) -> Response:
+async def put(item_id: ItemId, request: Request, state: StateDep, wanted: Wanted) -> Response:
     """Replaces title, url and attributes. With images the item's become exactly those; without, they stay.
 
     The same request again changes nothing. When it is answered, every search reflects it.
     """
-    serving.check_permits()
-    given = await read_item(request, serving.settings.max_batch)
+    state.check_permits()
+    given = await read_item(request, state.settings.max_batch)
     item, replaced = given.item(item_id), given.photos is not None
-    with serving.permit():
-        written = await store(serving, item_id, wanted, lambda seen: item, given.photos or {}, only=replaced)
+    with state.permit():
+        written = await store(state, item_id, wanted, lambda seen: item, given.photos or {}, only=replaced)
     return _answer(request, written.stored, created=written.created)
 
 
@@ -247,10 +247,10 @@ async def put(item_id: ItemId, request: Request, serving: Serving, wanted: Wante
     openapi_extra=_PATCH_BODIES,
     responses={200: _shown(_STORED), **documented(*_WRITE, UNSUPPORTED_BODY, ITEM_MISSING)},
 )
-async def patch(item_id: ItemId, request: Request, serving: Serving, wanted: Wanted) -> Response:
+async def patch(item_id: ItemId, request: Request, state: StateDep, wanted: Wanted) -> Response:
     """A JSON merge patch of title, url and attributes: null removes an attribute, and what is left out stays."""
     changes = await read_patch(request)
-    written = await store(serving, item_id, wanted, lambda seen: changes.applied(_existing(item_id, seen)))
+    written = await store(state, item_id, wanted, lambda seen: changes.applied(_existing(item_id, seen)))
     return _answer(request, written.stored)
 
 
@@ -261,9 +261,9 @@ async def patch(item_id: ItemId, request: Request, serving: Serving, wanted: Wan
     dependencies=[MayWrite],
     responses={204: {"description": "The item is gone, or was never there"}, **documented(INVALID, CONFLICT, *ACCESS)},
 )
-async def delete(item_id: ItemId, serving: Serving, wanted: Wanted) -> None:
+async def delete(item_id: ItemId, state: StateDep, wanted: Wanted) -> None:
     """With its images. The next search does not find it."""
-    await remove(serving, item_id, wanted, lambda expected: serving.gallery.delete([item_id], expected=expected))
+    await remove(state, item_id, wanted, lambda expected: state.gallery.delete([item_id], expected=expected))
 
 
 @router.put(
@@ -278,15 +278,15 @@ async def delete(item_id: ItemId, serving: Serving, wanted: Wanted) -> None:
         **documented(*_WRITE, *_PHOTOS, ITEM_MISSING),
     },
 )
-async def put_image(item_id: ItemId, image_id: ImageId, request: Request, serving: Serving, wanted: Wanted) -> Response:
+async def put_image(item_id: ItemId, image_id: ImageId, request: Request, state: StateDep, wanted: Wanted) -> Response:
     """Adds a photo to an item that exists, or puts it in the place of the one with this id; others stay.
 
     ETag and conditions are those of the item.
     """
-    serving.check_permits()
+    state.check_permits()
     photos = {image_id: await read_photo(request)}
-    with serving.permit():
-        written = await store(serving, item_id, wanted, lambda seen: _existing(item_id, seen), photos)
+    with state.permit():
+        written = await store(state, item_id, wanted, lambda seen: _existing(item_id, seen), photos)
     return _answer(request, written.stored, created=written.new_images)
 
 
@@ -297,12 +297,10 @@ async def put_image(item_id: ItemId, image_id: ImageId, request: Request, servin
     dependencies=[MayWrite],
     responses={204: {"description": "The image is gone, or was never there"}, **documented(INVALID, CONFLICT, *ACCESS)},
 )
-async def delete_image(item_id: ItemId, image_id: ImageId, serving: Serving, wanted: Wanted) -> None:
+async def delete_image(item_id: ItemId, image_id: ImageId, state: StateDep, wanted: Wanted) -> None:
     """The item stays, even without images: it is listed then, but no search finds it."""
-    gallery = serving.gallery
-    await remove(
-        serving, item_id, wanted, lambda expected: gallery.delete_images(item_id, [image_id], expected=expected)
-    )
+    gallery = state.gallery
+    await remove(state, item_id, wanted, lambda expected: gallery.delete_images(item_id, [image_id], expected=expected))
 
 
 @router.get(
@@ -315,14 +313,14 @@ async def delete_image(item_id: ItemId, image_id: ImageId, serving: Serving, wan
     },
 )
 async def facets(
-    serving: Serving,
+    state: StateDep,
     count: Annotated[int, Query(ge=1, le=1000, description="values of each at most")] = 20,
 ) -> FacetsAnswer:
     """What a page of filters offers: each attribute with its most frequent values and the span of its numbers.
 
     They are counted when the gallery is compacted, so the newest writes may be missing.
     """
-    return FacetsAnswer(facets=await in_thread(serving, serving.gallery.facets, count))
+    return FacetsAnswer(facets=await in_thread(state, state.gallery.facets, count))
 
 
 def _existing(item_id: str, seen: StoredItem | None) -> Item:

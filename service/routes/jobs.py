@@ -30,7 +30,7 @@ from service.problems import (
 )
 from service.requests import read_json
 from service.schemas.search import JobBody, JobsAnswer, JobStatus, shown
-from service.state import Backend, Serving
+from service.state import ServiceState, StateDep
 
 router = APIRouter(tags=["jobs"], dependencies=[MayAdmin])
 
@@ -84,25 +84,25 @@ _RUNNING = {
         }
     },
 )
-async def begin(request: Request, response: Response, serving: Serving) -> JobStatus:
+async def begin(request: Request, response: Response, state: StateDep) -> JobStatus:
     """Embeds what is new in a source and, with another bundle, all of it; searches go on meanwhile.
 
     Sources and bundles are named by the operator's settings. The job is a process of its own: it goes on when the
     service ends, and one that was killed goes on where it was when the same source is posted again.
     """
-    body, settings, here = await read_json(request, JobBody), serving.settings, request.url.path
+    body, settings, here = await read_json(request, JobBody), state.settings, request.url.path
     address = _named(settings.sources, body.source, "source")
     queries = _named(settings.sources, body.queries, "queries") if body.queries is not None else None
-    bundle = await _bundle(serving, body.bundle)
+    bundle = await _bundle(state, body.bundle)
     options = body.options(queries)
     try:
-        job_id = await in_thread(serving, start_job, File(settings.gallery), address, bundle, options)
+        job_id = await in_thread(state, start_job, File(settings.gallery), address, bundle, options)
     except JobRunning as error:
         raise ProblemError(
             JOB_RUNNING, error.problem, error.remedy, headers={"Location": f"{here}/{error.job_id}"}
         ) from None
     response.headers["Location"] = f"{here}/{job_id}"
-    return JobStatus.of(await in_thread(serving, _record, serving, job_id))
+    return JobStatus.of(await in_thread(state, _record, state, job_id))
 
 
 def _named(known: dict[str, Named], name: str, field: str) -> Named:
@@ -116,14 +116,14 @@ def _named(known: dict[str, Named], name: str, field: str) -> Named:
     return known[name]
 
 
-async def _bundle(backend: Backend, name: str | None) -> Bundle:
+async def _bundle(state: ServiceState, name: str | None) -> Bundle:
     """The bundle of a name, or the gallery's own copy of the live one."""
     if name is not None:
-        return await in_thread(backend, Bundle.load, _named(backend.settings.bundles, name, "bundle"))
-    live = await in_thread(backend, backend.gallery.live_bundle)
+        return await in_thread(state, Bundle.load, _named(state.settings.bundles, name, "bundle"))
+    live = await in_thread(state, state.gallery.live_bundle)
     if live is None:
-        return backend.models.current().bundle
-    return await in_thread(backend, backend.gallery.kept_bundle, live)
+        return state.active_model.current().bundle
+    return await in_thread(state, state.gallery.kept_bundle, live)
 
 
 @router.get(
@@ -131,14 +131,14 @@ async def _bundle(backend: Backend, name: str | None) -> Bundle:
     summary="List jobs",
     responses={200: shown({"jobs": [_RUNNING]}, "Jobs, the newest first"), **documented(INVALID, *ACCESS)},
 )
-async def list_jobs(serving: Serving, count: Annotated[int, Query(ge=1, le=1000)] = 20) -> JobsAnswer:
+async def list_jobs(state: StateDep, count: Annotated[int, Query(ge=1, le=1000)] = 20) -> JobsAnswer:
     """The newest ones, whoever started them."""
 
     def newest() -> list[JobRecord]:
-        with opened_jobs(File(serving.settings.gallery)) as history:
+        with opened_jobs(File(state.settings.gallery)) as history:
             return history.newest(count)
 
-    return JobsAnswer(jobs=[JobStatus.of(record) for record in await in_thread(serving, newest)])
+    return JobsAnswer(jobs=[JobStatus.of(record) for record in await in_thread(state, newest)])
 
 
 @router.get(
@@ -146,12 +146,12 @@ async def list_jobs(serving: Serving, count: Annotated[int, Query(ge=1, le=1000)
     summary="A job as it is now",
     responses={200: shown(_RUNNING, "The job"), **documented(JOB_MISSING, INVALID, *ACCESS)},
 )
-async def read(job_id: JobId, serving: Serving) -> JobStatus:
-    return JobStatus.of(await in_thread(serving, _record, serving, job_id))
+async def read(job_id: JobId, state: StateDep) -> JobStatus:
+    return JobStatus.of(await in_thread(state, _record, state, job_id))
 
 
-def _record(backend: Backend, job_id: int) -> JobRecord:
-    with opened_jobs(File(backend.settings.gallery)) as history:
+def _record(state: ServiceState, job_id: int) -> JobRecord:
+    with opened_jobs(File(state.settings.gallery)) as history:
         return history.get(job_id)
 
 
@@ -164,15 +164,15 @@ def _record(backend: Backend, job_id: int) -> JobRecord:
         **documented(JOB_MISSING, JOB_ENDED, INVALID, *ACCESS),
     },
 )
-async def cancel(job_id: JobId, serving: Serving) -> JobStatus:
+async def cancel(job_id: JobId, state: StateDep) -> JobStatus:
     """It ends after the images that it is at; what it embedded is kept, and nothing goes live."""
 
     def ask() -> JobRecord:
-        with opened_jobs(File(serving.settings.gallery)) as history:
+        with opened_jobs(File(state.settings.gallery)) as history:
             return history.cancel(job_id)
 
     try:
-        return JobStatus.of(await in_thread(serving, ask))
+        return JobStatus.of(await in_thread(state, ask))
     except JobMissing:
         raise
     except LookalikeError as error:
@@ -196,22 +196,20 @@ async def cancel(job_id: JobId, serving: Serving) -> JobStatus:
         **documented(JOB_MISSING, INVALID, *ACCESS),
     },
 )
-async def events(job_id: JobId, serving: Serving) -> StreamingResponse:
+async def events(job_id: JobId, state: StateDep) -> StreamingResponse:
     """Server-sent events: the job whenever it has got further, until it ends or the client leaves.
 
     A service that is told to end closes the stream; the next one goes on with it.
     """
-    await in_thread(serving, _record, serving, job_id)
+    await in_thread(state, _record, state, job_id)
     # nginx would collect the events until they fill a buffer.
-    return StreamingResponse(
-        _told(serving, job_id), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
-    )
+    return StreamingResponse(_told(state, job_id), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
-async def _told(backend: Backend, job_id: int) -> AsyncIterator[str]:
+async def _told(state: ServiceState, job_id: int) -> AsyncIterator[str]:
     told, since = None, monotonic()
     while True:
-        record = await in_thread(backend, _record, backend, job_id)
+        record = await in_thread(state, _record, state, job_id)
         ended = record.state != "running"
         if ended or record != told:
             yield f"event: {'ended' if ended else 'progress'}\ndata: {JobStatus.of(record).model_dump_json()}\n\n"
@@ -219,6 +217,6 @@ async def _told(backend: Backend, job_id: int) -> AsyncIterator[str]:
         elif monotonic() - since >= _HEARTBEAT:
             yield ": nothing new\n\n"
             since = monotonic()
-        if ended or backend.leaving:
+        if ended or state.shutting_down:
             return
         await anyio.sleep(_LOOK_EVERY)

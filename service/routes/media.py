@@ -9,7 +9,7 @@ from fastapi.responses import FileResponse
 
 from service.problems import INVALID, NOT_FOUND, ProblemError, documented
 from service.schemas.search import Example, Examples, shown
-from service.state import PHOTO_TYPES, Serving
+from service.state import PHOTO_TYPES, StateDep
 
 router = APIRouter(tags=["pictures"])
 
@@ -27,9 +27,9 @@ _EXAMPLES = {"examples": [{"name": "mug-03.jpg", "url": "/examples/mug-03.jpg"}]
         **documented(NOT_FOUND, INVALID),
     },
 )
-def media(digest: str, serving: Serving, if_none_match: Annotated[str, Header()] = "") -> Response:
+def media(digest: str, state: StateDep, if_none_match: Annotated[str, Header()] = "") -> Response:
     """The address follows from the image's content, so a copy may be kept for good."""
-    thumbnail = serving.gallery.thumbnail(digest) if _is_digest(digest) else None
+    thumbnail = state.gallery.thumbnail(digest) if _is_digest(digest) else None
     if thumbnail is None:
         raise ProblemError(
             NOT_FOUND, f"The gallery has no image {digest[:80]}.", "Take the address from a search's answer."
@@ -47,9 +47,9 @@ def media(digest: str, serving: Serving, if_none_match: Annotated[str, Header()]
     summary="Photos to try the search with",
     responses={200: shown(_EXAMPLES), **documented()},
 )
-async def examples(request: Request, serving: Serving) -> Examples:
+async def examples(request: Request, state: StateDep) -> Examples:
     root = request.scope.get("root_path", "")
-    return Examples(examples=[Example(name=name, url=f"{root}/examples/{quote(name)}") for name in serving.examples])
+    return Examples(examples=[Example(name=name, url=f"{root}/examples/{quote(name)}") for name in state.examples])
 
 
 @router.get(
@@ -58,8 +58,8 @@ async def examples(request: Request, serving: Serving) -> Examples:
     response_class=FileResponse,
     responses={200: {"content": {"image/*": {}}}, **documented(NOT_FOUND, INVALID)},
 )
-def example(name: str, serving: Serving) -> FileResponse:
-    path = serving.examples.get(name)
+def example(name: str, state: StateDep) -> FileResponse:
+    path = state.examples.get(name)
     if path is None or not path.is_file():
         raise ProblemError(NOT_FOUND, f"There is no example photo {name[:80]}.", "Take the address from /v1/examples.")
     return FileResponse(path, media_type=PHOTO_TYPES[path.suffix.lower()])

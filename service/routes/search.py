@@ -33,7 +33,7 @@ from service.problems import (
 from service.requests import Asked, Options, SearchBody, read_asked, read_json
 from service.schemas.search import BatchAnswer, BatchBody, Match, MatchedImage, SearchAnswer, shown
 from service.search_pipeline import find_photo, milliseconds, photo_bytes, while_connected
-from service.state import Backend, Serving
+from service.state import ServiceState, StateDep
 
 router = APIRouter(tags=["search"], dependencies=[MaySearch])
 
@@ -151,15 +151,15 @@ def _address_options() -> dict[str, dict[str, Any]]:
     responses={200: shown(_FOUND), **documented(*_ERRORS)},
     openapi_extra=_body(),
 )
-async def search(request: Request, serving: Serving) -> SearchAnswer:
+async def search(request: Request, state: StateDep) -> SearchAnswer:
     """The photo is the file field `image` of a form, the whole body with its own `image/...` type, or base64 in JSON;
     JSON may also name the photo's address, where that is enabled, or an item of the gallery. Options stand in the
     address, the form or the JSON.
     """
-    serving.check_permits()
+    state.check_permits()
     asked = await read_asked(request)
-    with serving.permit():
-        return await while_connected(request, _answer(serving, asked, _media(request)))
+    with state.permit():
+        return await while_connected(request, _answer(state, asked, _media(request)))
 
 
 @router.post(
@@ -168,36 +168,36 @@ async def search(request: Request, serving: Serving) -> SearchAnswer:
     responses={200: shown({"answers": [_FOUND, _FOUND_ALIKE]}), **documented(*_ERRORS)},
     openapi_extra=_batch_body(),
 )
-async def search_batch(request: Request, serving: Serving) -> BatchAnswer:
+async def search_batch(request: Request, state: StateDep) -> BatchAnswer:
     """Each search is answered as it would be alone, in the order given; the first problem is that of the whole."""
-    serving.check_permits()
-    searches = (await read_json(request, BatchBody)).asked(serving.settings.max_batch)
-    with serving.permit():
-        return await while_connected(request, _answer_all(serving, searches, _media(request)))
+    state.check_permits()
+    searches = (await read_json(request, BatchBody)).asked(state.settings.max_batch)
+    with state.permit():
+        return await while_connected(request, _answer_all(state, searches, _media(request)))
 
 
-async def _answer_all(backend: Backend, searches: list[Asked], media: str) -> BatchAnswer:
+async def _answer_all(state: ServiceState, searches: list[Asked], media: str) -> BatchAnswer:
     # One after the other: the photos of one request must not crowd out those of others.
-    return BatchAnswer(answers=[await _answer(backend, asked, media) for asked in searches])
+    return BatchAnswer(answers=[await _answer(state, asked, media) for asked in searches])
 
 
-async def _answer(backend: Backend, asked: Asked, media: str) -> SearchAnswer:
+async def _answer(state: ServiceState, asked: Asked, media: str) -> SearchAnswer:
     options, bounds = asked.options, _bounds(asked.options, asked.filter)
     if asked.item_id is not None:
-        like = partial(backend.gallery.search_item, asked.item_id, **bounds)
-        listed = await anyio.to_thread.run_sync(_list, backend, like, options, media, limiter=backend.searchers)
+        like = partial(state.gallery.search_item, asked.item_id, **bounds)
+        listed = await anyio.to_thread.run_sync(_list, state, like, options, media, limiter=state.searchers)
         looked = None
     else:
-        photo = await photo_bytes(backend, asked.photo, asked.image_url)
+        photo = await photo_bytes(state, asked.photo, asked.image_url)
 
         def near(vectors: NDArray[np.float32], bundle_id: str) -> _Listed:
-            search = partial(backend.gallery.search, vectors, bundle_id=bundle_id, **bounds)
-            return _list(backend, search, options, media)
+            search = partial(state.gallery.search, vectors, bundle_id=bundle_id, **bounds)
+            return _list(state, search, options, media)
 
-        listed, looked = await find_photo(backend, photo, options.box, near)
+        listed, looked = await find_photo(state, photo, options.box, near)
     found = listed.found
-    backend.telemetry.stage("search", listed.seconds)
-    backend.telemetry.saw(found.generation, found.change)
+    state.telemetry.stage("search", listed.seconds)
+    state.telemetry.saw(found.generation, found.change)
     return SearchAnswer(
         items=listed.items,
         cursor=found.cursor,
@@ -216,12 +216,12 @@ class _Listed(NamedTuple):
     seconds: float
 
 
-def _list(backend: Backend, search: Callable[[], Found], options: Options, media: str) -> _Listed:
+def _list(state: ServiceState, search: Callable[[], Found], options: Options, media: str) -> _Listed:
     """Searches and reads the items at one go: every change of threads costs as much as a search."""
     begun = perf_counter()
     found = search()
     seconds = perf_counter() - begun
-    items = [_match(backend, hit, options, found.bundle_id, media) for hit in found.hits[0]]
+    items = [_match(state, hit, options, found.bundle_id, media) for hit in found.hits[0]]
     return _Listed(found, items, seconds)
 
 
@@ -235,11 +235,11 @@ def _bounds(options: Options, wanted: Filter | None) -> dict[str, Any]:
     }
 
 
-def _match(backend: Backend, hit: Hit, options: Options, bundle: str, media: str) -> Match:
+def _match(state: ServiceState, hit: Hit, options: Options, bundle: str, media: str) -> Match:
     item, image = hit.item, hit.image
     vector = None
     if "vectors" in options.include:
-        stored = backend.gallery.item_vectors(item.id, bundle).get(image.id)
+        stored = state.gallery.item_vectors(item.id, bundle).get(image.id)
         vector = None if stored is None else stored.tolist()
     return Match(
         id=item.id,

@@ -12,7 +12,7 @@ from index.gallery.jobs import JobRecord, opened_jobs
 from service.auth.dependencies import MaySearch
 from service.problems import ACCESS, NOT_READY, ProblemError, documented
 from service.schemas.search import BundleStatus, GalleryStatus, Health, Limits, Status, shown
-from service.state import Serving
+from service.state import StateDep
 
 log = logging.getLogger(__name__)
 
@@ -64,14 +64,14 @@ lookalike_ready 1.0
     responses={200: shown(_STATUS), **documented(*ACCESS)},
     dependencies=[MaySearch],
 )
-def status(serving: Serving) -> Status:
-    stats, settings, model = serving.gallery.stats(), serving.settings, serving.models.loaded
+def status(state: StateDep) -> Status:
+    stats, settings, model = state.gallery.stats(), state.settings, state.active_model.loaded
     return Status(
         gallery=GalleryStatus(**{name: getattr(stats, name) for name in GalleryStatus.model_fields}),
         bundle=_bundle(model.bundle.card) if model else None,
         provider=model.embedder.provider if model else None,
-        keys=serving.keys is not None,
-        urls=serving.fetcher is not None,
+        keys=state.keys is not None,
+        urls=state.fetcher is not None,
         limits=Limits(
             max_body_bytes=settings.max_body_bytes, max_pixels=settings.max_pixels, max_batch=settings.max_batch
         ),
@@ -88,10 +88,10 @@ async def healthz() -> Health:
 
 
 @router.get("/readyz", summary="A search can be answered", responses={200: shown(_OK), **documented(NOT_READY)})
-async def readyz(serving: Serving) -> Health:
-    if serving.leaving:
+async def readyz(state: StateDep) -> Health:
+    if state.shutting_down:
         raise ProblemError(NOT_READY, "The service is about to end.", "Send the request to another one.")
-    serving.models.current()
+    state.active_model.current()
     return Health()
 
 
@@ -105,15 +105,15 @@ async def readyz(serving: Serving) -> Health:
     },
     dependencies=[MaySearch],
 )
-def metrics(serving: Serving) -> Response:
+def metrics(state: StateDep) -> Response:
     """Where keys are on, the scraper needs one with the scope search."""
-    model = serving.models.loaded
-    page = serving.telemetry.exposition(
-        serving.gallery.stats(),
+    model = state.active_model.loaded
+    page = state.telemetry.exposition(
+        state.gallery.stats(),
         model.bundle.card if model else None,
         model.embedder.provider if model else None,
-        ready=model is not None and not serving.leaving,
-        jobs=_newest_jobs(Path(serving.settings.gallery)),
+        ready=model is not None and not state.shutting_down,
+        jobs=_newest_jobs(Path(state.settings.gallery)),
     )
     return Response(page, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 

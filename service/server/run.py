@@ -18,7 +18,7 @@ from service.observability.metrics import FOLDER_VARIABLE, Telemetry
 from service.observability.tracing import Tracing
 from service.server.protocol import BACKLOG, Connection, Server
 from service.settings import Settings
-from service.state import opened
+from service.state import open_state
 
 log = logging.getLogger(__name__)
 
@@ -74,13 +74,13 @@ def _application(settings: Settings) -> FastAPI:
 
 
 async def _try(settings: Settings) -> None:
-    async with opened(settings, Telemetry(Tracing())) as backend:
-        if backend.keys is not None and not backend.keys.list():
+    async with open_state(settings, Telemetry(Tracing())) as state:
+        if state.keys is not None and not state.keys.list():
             log.warning(
                 "NO KEY YET in %s: every request is refused; make one with `lookalike keys create NAME --scope admin`",
                 settings.keys,
             )
-        if backend.models.loaded is None:
+        if state.active_model.loaded is None:
             log.warning(
                 "EMPTY GALLERY %s: there is nothing to search yet; index a catalogue with `lookalike reindex`, and the "
                 "service follows by itself",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
 
-from service.state import Backend
+from service.state import ServiceState
 
 log = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ _SAME_SECONDS = 1.0
 
 
 @contextmanager
-def draining(backend: Backend) -> Iterator[None]:
+def draining(state: ServiceState) -> Iterator[None]:
     """Puts a pause before what the server does on SIGTERM.
 
     The server then closes its port and finishes what it accepted, but who connects in that moment would be lost. So for
@@ -29,12 +29,12 @@ def draining(backend: Backend) -> Iterator[None]:
     if not callable(ends):  # nobody handles the signal, or another thread does
         yield
         return
-    loop, end, seconds = asyncio.get_running_loop(), ends, backend.settings.drain_seconds
+    loop, end, seconds = asyncio.get_running_loop(), ends, state.settings.drain_seconds
     told_at: float | None = None
 
     def begin(number: int, frame: FrameType | None) -> None:
         nonlocal told_at
-        backend.leaving = True
+        state.shutting_down = True
         if number == signal.SIGINT or not seconds:
             end(number, frame)
         elif told_at is None:

@@ -20,7 +20,7 @@ import pytest
 from index.gallery.jobs import opened_jobs
 from service.server.shutdown import draining
 from service.settings import Settings
-from service.state import Backend
+from service.state import ServiceState
 from tests.service.conftest import INTERRUPTED, problem, running
 from tests.support.tiny_gallery import tiny_photo
 
@@ -121,13 +121,13 @@ def test_an_order_that_went_to_all_processes_counts_once(monkeypatch: pytest.Mon
     """The first of them passes it on to the others, which have heard it already."""
     ended: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
-    backend = SimpleNamespace(settings=SimpleNamespace(drain_seconds=1000), leaving=False)
+    state = SimpleNamespace(settings=SimpleNamespace(drain_seconds=1000), shutting_down=False)
 
     async def told() -> None:
-        with draining(cast(Backend, backend)):
+        with draining(cast(ServiceState, state)):
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)
-            assert backend.leaving and not ended
+            assert state.shutting_down and not ended
             monkeypatch.setattr("service.server.shutdown._SAME_SECONDS", -1)  # later
             signal.raise_signal(signal.SIGTERM)
             assert ended == [signal.SIGTERM]
