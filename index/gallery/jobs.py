@@ -13,18 +13,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
-from pydantic import Field
-
-from index._util.models import Frozen
 from index._util.system import exclusive_lock, is_running
 from index.errors import LookalikeError
+from index.jobs import JobRecord, JobState
+
+__all__ = ["JOBS_FILE", "Job", "JobLog", "JobMissing", "JobRecord", "State", "opened_jobs"]
 
 JOBS_FILE = "jobs.sqlite"
 _STARTING = 60.0
 """Seconds within which the process of a job that was begun gets to hold it."""
-State = Literal["running", "done", "partial", "failed", "cancelled", "interrupted"]
+State = JobState
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -41,36 +41,6 @@ class JobMissing(LookalikeError):
 
     def __init__(self, job_id: int) -> None:
         super().__init__(f"The gallery has no job {job_id}.", "List them with `lookalike jobs`.")
-
-
-class JobRecord(Frozen):
-    """One job: a re-index, from its start to its end."""
-
-    id: int = 0
-    source: str
-    bundle_id: str
-    state: State = "running"
-    stage: str = Field(default="checking", description="what it does now: checking, embedding, deleting, building")
-    started: float = Field(description="seconds since 1970")
-    updated: float
-    total: int = Field(default=0, description="images of the source; 0 until it was checked")
-    done: int = 0
-    embedded: int = 0
-    unchanged: int = 0
-    rejected: int = 0
-    deleted: int = 0
-    generation: str | None = None
-    message: str = ""
-
-    @property
-    def rate(self) -> float:
-        """Images a second, since the start."""
-        return self.done / max(self.updated - self.started, 1e-3)
-
-    @property
-    def seconds_left(self) -> float | None:
-        """What remains at that rate; unknown before the first image."""
-        return (self.total - self.done) / self.rate if self.done and self.state == "running" else None
 
 
 class JobLog:
