@@ -28,7 +28,7 @@ class JobRecord(Frozen):
     unchanged: int = 0
     rejected: int = 0
     deleted: int = 0
-    generation: str | None = None
+    revision: int | None = Field(default=None, description="the gallery's revision when the job ended")
     message: str = ""
 
     @property

@@ -1,6 +1,6 @@
-"""Exporting: a gallery's items, images and vectors as a Parquet file, for analysis or another system."""
+"""Exports a gallery's items, images and vectors to a Parquet file, for analysis or another system."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -9,43 +9,44 @@ import numpy as np
 
 from index._util.files import atomic_write
 from index.errors import LookalikeError
-from index.gallery.backup import check_target, existing_catalogue
-from index.gallery.store.sqlite_reader import BundleRow, Reader, WholeImage
+from index.gallery.backup import check_target
+from index.gallery.store.base import BundleRow, FullImageRow, ItemStore, StoreReader
+from index.gallery.types import Progress, no_progress
 
-_GROUP = 8192
-"""Images of a row group, which is what is in memory at a time."""
+_GROUP_ROWS = 8192
+"""Images per row group; one group is in memory at a time."""
 
 
-def export_parquet(
-    directory: Path,
+def write_parquet(
+    store: ItemStore,
     file: Path,
     *,
     bundle_id: str | None = None,
     force: bool = False,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Progress = no_progress,
 ) -> int:
-    """Writes every image that has a vector of a bundle, by default the live one, all of one instant.
+    """Writes every image that has a vector of a bundle, by default the active one, all of one instant.
 
-    Answers how many. The file's metadata names the bundle and the change that it reflects.
+    Returns their number. The file's metadata names the bundle and the revision that it reflects.
     """
     check_target(file, force=force)
     arrow, parquet = _pyarrow()
     try:
-        with existing_catalogue(directory) as catalogue, catalogue.reading() as reader:
-            bundle = _chosen(reader, bundle_id)
-            schema = _schema(arrow, bundle, reader.change())
+        with store.reading() as reader:
+            bundle = _choose_bundle(reader, bundle_id)
+            schema = _schema(arrow, bundle, reader.revision())
             total, done = reader.image_count(bundle.key), 0
             with (
                 atomic_write(file) as temporary,
                 parquet.ParquetWriter(temporary, schema, compression="zstd", write_statistics=False) as writer,
             ):
-                for rows in _groups(reader, bundle):
-                    writer.write_table(_table(arrow, schema, rows), row_group_size=_GROUP)
+                for rows in _row_groups(reader, bundle):
+                    writer.write_table(_table(arrow, schema, rows), row_group_size=_GROUP_ROWS)
                     done += len(rows)
                     on_progress(done, total)
     except OSError as error:
         raise LookalikeError(
-            f"{file} could not be written, and nothing of it was left: {error}.", "Free space on its disk."
+            f"{file} could not be written; nothing was left behind: {error}.", "Free space on its disk."
         ) from error
     return done
 
@@ -61,32 +62,32 @@ def _pyarrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-def _chosen(reader: Reader, bundle_id: str | None) -> BundleRow:
-    bundle = reader.bundle(bundle_id) if bundle_id else reader.current().bundle
+def _choose_bundle(reader: StoreReader, bundle_id: str | None) -> BundleRow:
+    bundle = reader.bundle(bundle_id) if bundle_id else reader.head().bundle
     if bundle is None:
         known = ", ".join(row.id for row in reader.bundles()) or "none"
-        wanted = f"of bundle {bundle_id}" if bundle_id else "yet"
-        raise LookalikeError(f"The gallery has no vectors {wanted}.", f"It has those of: {known}.")
+        missing = f"of bundle {bundle_id}" if bundle_id else "yet"
+        raise LookalikeError(f"The gallery has no vectors {missing}.", f"Bundles with vectors: {known}.")
     return bundle
 
 
-def _schema(arrow: Any, bundle: BundleRow, change: int) -> Any:
+def _schema(arrow: Any, bundle: BundleRow, revision: int) -> Any:
     texts = ("item_id", "title", "url", "attributes", "image_id", "digest")
-    # Full precision, though half would hold the same: not every reader of Parquet knows half-precision numbers.
+    # Single precision: not every reader of Parquet supports half precision.
     vector = arrow.list_(arrow.float32(), bundle.dimension)
     return arrow.schema(
         [*((name, arrow.string()) for name in texts), ("vector", vector)],
-        metadata={"lookalike.bundle_id": bundle.id, "lookalike.change": str(change)},
+        metadata={"lookalike.bundle_id": bundle.id, "lookalike.revision": str(revision)},
     )
 
 
-def _groups(reader: Reader, bundle: BundleRow) -> Iterator[list[WholeImage]]:
-    rows = chain.from_iterable(reader.whole_images(bundle.key))
-    while group := list(islice(rows, _GROUP)):
+def _row_groups(reader: StoreReader, bundle: BundleRow) -> Iterator[list[FullImageRow]]:
+    rows = chain.from_iterable(reader.full_images(bundle.key))
+    while group := list(islice(rows, _GROUP_ROWS)):
         yield group
 
 
-def _table(arrow: Any, schema: Any, rows: list[WholeImage]) -> Any:
+def _table(arrow: Any, schema: Any, rows: list[FullImageRow]) -> Any:
     vectors = np.frombuffer(b"".join(row.vector for row in rows), "<f2").astype(np.float32)
     texts = [(row.item_id, row.title, row.url, row.attributes, row.id, row.digest) for row in rows]
     columns = [arrow.array(column, arrow.string()) for column in zip(*texts, strict=True)]

@@ -1,202 +1,273 @@
-"""The embedded engine: a SQLite catalogue and FAISS generations in one folder."""
+"""The gallery: one class over an item store and a vector index."""
 
-import logging
-import shutil
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from time import monotonic
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from index.embedding.bundle import Bundle
 from index.errors import LookalikeError
-from index.gallery import BundleMismatch, GalleryStats, ItemMissing, Scanned
-from index.gallery import search as searching
+from index.gallery import backup, export, verify
+from index.gallery.errors import BundleMismatch, ItemMissing, SearchError
 from index.gallery.filters import Filter
-from index.gallery.search import Ask, Page, SearchError
-from index.gallery.store.sqlite import Catalogue
-from index.gallery.store.sqlite_reader import BundleRow
-from index.gallery.types import MAX_TOP, Found, Item, NewImage, StoredItem
-from index.gallery.vectors.faiss.columns import Facet
-from index.gallery.vectors.faiss.compaction import (
-    CATALOGUE_FILE,
-    GENERATIONS,
-    RECALL_TARGET,
+from index.gallery.jobs import JobHistory
+from index.gallery.maintenance import Maintainer
+from index.gallery.search import Query, decode_cursor, encode_cursor, hash_query, search_view
+from index.gallery.settings import GallerySettings
+from index.gallery.store.base import BundleRow, ItemStore
+from index.gallery.types import (
+    MAX_TOP,
+    BuildReport,
+    Facet,
+    GalleryStats,
+    Item,
+    ItemPage,
+    NewImage,
     Progress,
-    clean,
-    compact,
-    compaction_lock,
-    is_due,
+    SearchResult,
+    StoredItem,
+    no_progress,
 )
-from index.gallery.vectors.faiss.generation import Manifest, read_manifest
+from index.gallery.vectors.base import VectorIndex
 from index.gallery.vectors.follower import Follower
-from index.gallery.vectors.view import State
+from index.gallery.vectors.view import View
 
-log = logging.getLogger(__name__)
-
-BUNDLES = "bundles"
-_PAUSE = 60.0
-"""Seconds before a compaction that failed is tried again."""
-_REST = 3.0
-"""Seconds after one that did not: searches need a moment to open what it wrote."""
+Versions = Mapping[str, int | None]
 
 
-class EmbeddedGallery:
-    """A gallery on this machine's disk; several threads and processes may share it."""
+class Gallery:
+    """Items, their images, and the vectors of one or more bundles, of which one is active.
 
-    def __init__(self, directory: Path, *, maintain: bool = False, recall_target: float = RECALL_TARGET) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        self._directory = directory
-        self._catalogue = Catalogue(directory / CATALOGUE_FILE)
-        self._recall_target = recall_target
-        self._maintainer = _Maintainer(directory) if maintain else None
+    A write is acknowledged after its commit, and from then on visible to every search of every process. Writes return
+    the gallery's revision after them, which grows with each write that changed something. `expected` maps item ids to
+    the versions that a write is based on, None for an item that must not exist; if one differs, nothing is written and
+    VersionConflict is raised. Any number of threads may use a gallery.
+    """
+
+    def __init__(
+        self,
+        store: ItemStore,
+        index: VectorIndex,
+        *,
+        address: str,
+        maintain: bool = False,
+        settings: GallerySettings | None = None,
+    ) -> None:
+        """`maintain` compacts in the background: for a process that keeps running."""
+        self.address = address
+        self._store = store
+        self._index = index
+        self._settings = settings or GallerySettings()
+        self._maintainer = Maintainer(address, index, self._settings) if maintain else None
         self._lock = threading.Lock()
-        self._version = -1
-        self._live: str | None = None
+        self._news = -1
+        self._active: str | None = None
         self._followers: dict[str, Follower] = {}
         self._rehearsals: dict[str, Follower] = {}
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close(self) -> None:
+        """Releases files, connections and threads."""
         for follower in (*self._followers.values(), *self._rehearsals.values()):
             follower.settle()
         if self._maintainer:
             self._maintainer.close()
-        self._catalogue.close()
+        self._store.close()
 
-    # Writing
+    # Writes
 
     def upsert(
         self,
         entries: Iterable[tuple[Item, Sequence[NewImage]]],
         bundle_id: str,
         *,
-        expected: Mapping[str, int | None] | None = None,
+        expected: Versions | None = None,
         without: Mapping[str, Iterable[str]] | None = None,
     ) -> int:
-        return self._catalogue.upsert(entries, bundle_id, expected or {}, without or {})
+        """Stores items and images with their vectors; the first bundle of a gallery becomes the active one.
 
-    def delete(self, item_ids: Iterable[str], *, expected: Mapping[str, int | None] | None = None) -> int:
-        return self._catalogue.delete(item_ids, expected or {})
+        Other images of an item stay, except those that `without` names for it.
+        """
+        return self._store.upsert(entries, bundle_id, expected=expected or {}, without=without or {})
 
-    def delete_images(
-        self, item_id: str, image_ids: Iterable[str], *, expected: Mapping[str, int | None] | None = None
-    ) -> int:
-        return self._catalogue.delete_images(item_id, image_ids, expected or {})
+    def delete(self, item_ids: Iterable[str], *, expected: Versions | None = None) -> int:
+        """Removes items with their images; unknown ids are ignored."""
+        return self._store.delete(item_ids, expected=expected or {})
 
-    def prepare(self, bundle_id: str, *, on_progress: Progress = lambda done, total: None) -> Manifest:
-        bundle = self._catalogue.read.bundle(bundle_id)
-        name = None
-        if bundle:
-            with compaction_lock(self._directory, wait=True):
-                name = self._compact(bundle, on_progress=on_progress)
-        if name is None:
-            raise LookalikeError(
-                f"The gallery has no vectors of bundle {bundle_id}.", "Index images with `lookalike reindex` first."
-            )
-        return read_manifest(self._directory / GENERATIONS / name)
+    def delete_images(self, item_id: str, image_ids: Iterable[str], *, expected: Versions | None = None) -> int:
+        """Removes some images of an item; unknown ids are ignored."""
+        return self._store.upsert([], "", expected=expected or {}, without={item_id: image_ids})
 
-    def activate(self, bundle_id: str, *, on_progress: Progress = lambda done, total: None) -> str:
-        manifest = self.prepare(bundle_id, on_progress=on_progress)
-        self._catalogue.set_current(self._known_bundle(bundle_id).key)
-        return manifest.name
+    # Bundles
+
+    @property
+    def seen_active_bundle(self) -> str | None:
+        """The id of the active bundle as of the last search or look; reads nothing."""
+        return self._active
+
+    def active_bundle(self) -> str | None:
+        """Returns the id of the active bundle; None in a gallery that never held an image."""
+        news = self._store.watch.news()
+        if news != self._news:
+            self._look(news)
+        return self._active
+
+    def keep_bundle(self, bundle: Bundle) -> None:
+        """Keeps a copy of a bundle, so that whoever opens the gallery can embed queries for it."""
+        self._store.keep_bundle(bundle)
+
+    def kept_bundle(self, bundle_id: str) -> Bundle:
+        """Returns the copy of a bundle."""
+        return self._store.kept_bundle(bundle_id)
+
+    def prepare(self, bundle_id: str, *, on_progress: Progress = no_progress) -> BuildReport:
+        """Builds the index of a bundle's vectors without activating it, and returns what was measured."""
+        self._known_bundle(bundle_id)
+        report = self._index.build(bundle_id, on_progress=on_progress)
+        if report is None:
+            raise _no_vectors(bundle_id, "Index images with `lookalike reindex` first.")
+        return report
+
+    def activate(self, bundle_id: str, *, on_progress: Progress = no_progress) -> int:
+        """Makes a bundle the active one, after bringing its index up to date; returns the gallery's revision."""
+        bundle, revision = self._known_bundle(bundle_id), self._store.read.revision()
+        if bundle.index_name is None or bundle.index_revision != revision:
+            revision = self.prepare(bundle_id, on_progress=on_progress).revision
+        self._store.set_active(bundle.key)
+        with self._lock:
+            self._rehearsals.pop(bundle_id, None)
+        return revision
 
     def rollback(self) -> str:
-        previous = self._catalogue.read.current().previous
+        """Activates the bundle that was active before; returns its id."""
+        previous = self._store.read.head().previous
         if previous is None:
             raise LookalikeError(
-                "The gallery has no bundle to return to.", "Index with another bundle by `lookalike reindex`."
+                "The gallery has no previous bundle to return to.", "Index with another bundle: lookalike reindex."
             )
         self.activate(previous.id)
         return previous.id
 
     def drop_bundle(self, bundle_id: str) -> None:
-        with compaction_lock(self._directory, wait=True):
-            bundle, live = self._known_bundle(bundle_id), self._catalogue.read.current().bundle
-            if live and live.id == bundle_id:
-                raise LookalikeError(f"Bundle {bundle_id} is live.", "Activate another one first.")
-            self._catalogue.drop_bundle(bundle.key)
-            clean(self._directory / GENERATIONS, self._catalogue)
-        shutil.rmtree(self._directory / BUNDLES / bundle_id, ignore_errors=True)
+        """Removes the vectors of a bundle that is not active, its index and its copy."""
+        self._store.drop_bundle(self._known_bundle(bundle_id))
+        with self._lock:
+            self._rehearsals.pop(bundle_id, None)
+        self._index.clean()
+
+    def compact(
+        self, *, rebuild: bool = False, wait: bool = True, on_progress: Progress = no_progress
+    ) -> BuildReport | None:
+        """Brings the active bundle's index up to date; returns None if there are no images.
+
+        Without `wait` it does nothing, and returns None, while another process is building.
+        """
+        bundle = self._store.read.head().bundle
+        return bundle and self._index.build(bundle.id, rebuild=rebuild, wait=wait, on_progress=on_progress)
 
     def _known_bundle(self, bundle_id: str) -> BundleRow:
-        bundle = self._catalogue.read.bundle(bundle_id)
+        bundle = self._store.read.bundle(bundle_id)
         if bundle is None:
-            known = ", ".join(row.id for row in self._catalogue.read.bundles()) or "none"
-            raise LookalikeError(f"The gallery has no vectors of bundle {bundle_id}.", f"It has those of: {known}.")
+            known = ", ".join(row.id for row in self._store.read.bundles()) or "none"
+            raise _no_vectors(bundle_id, f"Index with `lookalike reindex` first; bundles with vectors: {known}.")
         return bundle
 
-    def compact(self, *, rebuild: bool = False, on_progress: Progress = lambda done, total: None) -> str | None:
-        with compaction_lock(self._directory, wait=True):
-            bundle = self._catalogue.read.current().bundle
-            return self._compact(bundle, rebuild=rebuild, on_progress=on_progress) if bundle else None
+    # Reads
 
-    def _compact(self, bundle: BundleRow, *, rebuild: bool = False, on_progress: Progress) -> str | None:
-        return compact(
-            self._directory,
-            self._catalogue,
-            bundle,
-            target=self._recall_target,
-            rebuild=rebuild,
-            on_progress=on_progress,
-        )
-
-    # Bundles
-
-    def keep_bundle(self, bundle: Bundle) -> None:
-        bundle.copy_to(self._directory / BUNDLES / bundle.id)
-
-    def kept_bundle(self, bundle_id: str) -> Bundle:
-        return Bundle.load(self._directory / BUNDLES / bundle_id)
-
-    # Reading
-
-    def get(self, item_id: str) -> Item | None:
-        return self._catalogue.read.item(item_id)
+    @property
+    def jobs(self) -> JobHistory:
+        """The history of re-indexing jobs."""
+        return self._store.jobs
 
     def stored(self, item_id: str) -> StoredItem | None:
-        return self._catalogue.read.stored(item_id)
+        """Returns an item with its images and its version."""
+        return self._store.read.stored(item_id)
 
     def item_vectors(self, item_id: str, bundle_id: str) -> dict[str, NDArray[np.float32]]:
-        bundle = self._catalogue.read.bundle(bundle_id)
-        return self._catalogue.read.item_vectors(item_id, bundle.key) if bundle else {}
-
-    def facets(self, count: int = 20) -> list[Facet]:
-        state = self._live_state()
-        return state.generation.columns.facets(count) if state else []
+        """Returns image id to vector, of the item's images that have one of the bundle."""
+        bundle = self._store.read.bundle(bundle_id)
+        return self._store.read.item_vectors(item_id, bundle.key) if bundle else {}
 
     def digests(self, item_id: str, bundle_id: str) -> dict[str, str]:
-        return self._catalogue.read.digests(item_id, bundle_id)
-
-    def known(self, item_ids: Iterable[str], bundle_id: str) -> dict[tuple[str, str], str]:
-        return self._catalogue.read.known(list(item_ids), bundle_id)
+        """Returns image id to content digest, of the item's images that have a vector of the bundle."""
+        found = self._store.read.digests([item_id], bundle_id)
+        return {image_id: digest for (_, image_id), digest in found.items()}
 
     def image_ids(self) -> Iterator[tuple[str, str]]:
-        with self._catalogue.reading() as reader:
+        """Yields item and image id of every image, by item."""
+        with self._store.reading() as reader:
             yield from reader.image_ids()
 
     def images_without(self, bundle_id: str) -> int:
-        return self._catalogue.read.images_without(bundle_id)
+        """Returns the number of images that a search with the bundle cannot find."""
+        return self._store.read.images_without(bundle_id)
 
     def thumbnail(self, digest: str) -> bytes | None:
-        return self._catalogue.read.thumbnail(digest)
+        """Returns a small JPEG of a stored image."""
+        return self._store.read.thumbnail(digest)
 
-    def scan(self, *, filter: Filter | None = None, after: str = "", count: int = 100) -> Scanned:
+    def facets(self, count: int = 20) -> list[Facet]:
+        """Returns the attributes of items, each with its most frequent values, as of the last compaction."""
+        view = self._active_view()
+        return view.index.facets(count) if view else []
+
+    def scan(self, *, filter: Filter | None = None, after: str = "", count: int = 100) -> ItemPage:
+        """Returns the first `count` items after an id that match a filter."""
         if count < 1:
-            raise SearchError(f"{count} items were asked for.", "Ask for at least one.")
+            raise SearchError(f"count is {count}.", "Ask for at least one item.")
         found: list[Item] = []
         while len(found) <= count:
-            block = self._catalogue.read.items_after(after, 4 * count)
+            block = self._store.read.items_after(after, 4 * count)
             found += [item for item in block if filter is None or filter.matches(item.attributes)]
             if len(block) < 4 * count:
                 break
             after = block[-1].id
-        return Scanned(found[:count], found[count - 1].id if len(found) > count else None)
+        return ItemPage(found[:count], found[count - 1].id if len(found) > count else None)
+
+    def stats(self) -> GalleryStats:
+        """Returns counts, the active bundle and the state of its index."""
+        head, (items, images) = self._store.read.head(), self._store.read.counts()
+        view = self._active_view()
+        return GalleryStats(
+            items=items,
+            images=images,
+            revision=head.revision,
+            bundle_id=view.bundle.id if view else None,
+            previous_bundle_id=head.previous.id if head.previous else None,
+            dimension=view.bundle.dimension if view else None,
+            store_bytes=self._store.size(),
+            index=view.index.stats(view.pending) if view else None,
+        )
+
+    # Files
+
+    def snapshot(self, file: Path, *, force: bool = False) -> backup.Snapshot:
+        """Writes everything the gallery holds at one instant into a file, atomically, while others read and write."""
+        return backup.write_snapshot(self._store, self._index, file, force=force)
+
+    def export(
+        self, file: Path, *, bundle_id: str | None = None, force: bool = False, on_progress: Progress = no_progress
+    ) -> int:
+        """Writes items, images and vectors of a bundle, by default the active one, to a Parquet file."""
+        return export.write_parquet(self._store, file, bundle_id=bundle_id, force=force, on_progress=on_progress)
+
+    def verify(self, *, on_progress: Progress = no_progress) -> list[verify.Fault]:
+        """Compares every image that searches can return with the store, and checks every byte of both."""
+        return verify.find_faults(
+            self._store, self._index, self._settings, address=self.address, on_progress=on_progress
+        )
+
+    # Searches
 
     def search(
         self,
@@ -209,20 +280,26 @@ class EmbeddedGallery:
         exclude: Sequence[str] = (),
         cursor: str | None = None,
         rehearsal: bool = False,
-    ) -> Found:
-        state = self._rehearsed(bundle_id) if rehearsal else self._state(bundle_id)
-        if state is None:
-            return Found([[] for _ in vectors], bundle_id, None, self._catalogue.read.change())
-        if vectors.ndim != 2 or vectors.shape[1] != state.bundle.dimension or not isfinite(vectors.sum()):
+    ) -> SearchResult:
+        """Returns the `top` most similar items for each query vector, best first, each with its best image.
+
+        The caller names the bundle that made the vectors: those of another one are never compared. Items in `exclude`
+        are left out; the `cursor` of a result continues a single query. A `rehearsal` searches the vectors of a bundle
+        that is not active yet.
+        """
+        view = self._rehearsal_view(bundle_id) if rehearsal else self._view(bundle_id)
+        if view is None:
+            return SearchResult([[] for _ in vectors], bundle_id, self._store.read.revision())
+        if vectors.ndim != 2 or vectors.shape[1] != view.bundle.dimension or not isfinite(vectors.sum()):
             raise SearchError(
-                f"Query vectors of shape {vectors.shape} were given; bundle {bundle_id} makes finite ones of "
-                f"{state.bundle.dimension} numbers.",
+                f"Query vectors of shape {vectors.shape} do not fit bundle {bundle_id}: it makes finite vectors of "
+                f"{view.bundle.dimension} numbers.",
                 "Embed the query with the gallery's bundle.",
             )
         if cursor and len(vectors) > 1:
-            raise SearchError(f"A cursor came with {len(vectors)} queries.", "Ask for the next page of one at a time.")
+            raise SearchError(f"A cursor was passed with {len(vectors)} queries.", "Page through one query at a time.")
         groups = [vectors[row : row + 1] for row in range(len(vectors))]
-        return self._find(state, groups, top, filter, min_score, exclude, cursor)
+        return self._search(view, groups, top, filter, min_score, exclude, cursor)
 
     def search_item(
         self,
@@ -233,167 +310,94 @@ class EmbeddedGallery:
         min_score: float | None = None,
         exclude: Sequence[str] = (),
         cursor: str | None = None,
-    ) -> Found:
-        state = self._live_state()
-        vectors = self._catalogue.read.item_vectors(item_id, state.bundle.key) if state else {}
-        if not state or not vectors:
+    ) -> SearchResult:
+        """Returns the items most similar to a stored one, without itself, by whichever of its images is nearest."""
+        view = self._active_view()
+        vectors = self._store.read.item_vectors(item_id, view.bundle.key) if view else {}
+        if not view or not vectors:
             raise ItemMissing(item_id)
         group = np.stack(list(vectors.values()))
-        return self._find(state, [group], top, filter, min_score, [item_id, *exclude], cursor)
+        return self._search(view, [group], top, filter, min_score, [item_id, *exclude], cursor)
 
-    def _find(
+    def _search(
         self,
-        state: State,
+        view: View,
         groups: list[NDArray[np.float32]],
         top: int,
         filter: Filter | None,
         min_score: float | None,
         exclude: Sequence[str],
         cursor: str | None,
-    ) -> Found:
+    ) -> SearchResult:
         if not 1 <= top <= MAX_TOP:
-            raise SearchError(f"{top} items were asked for.", f"Ask for 1 to {MAX_TOP}, and for more by cursor.")
+            raise SearchError(f"top is {top}.", f"Ask for 1 to {MAX_TOP} items, and for more by cursor.")
         if min_score is not None and not isfinite(min_score):
-            raise SearchError(f"{min_score} was given as the least score.", "Give a number from -1 to 1, or none.")
-        excluded = frozenset(self._catalogue.read.item_keys(exclude)) if exclude else frozenset()
-        ask = Ask(top, filter, min_score, excluded)
-        name = partial(searching.query_name, groups[0], filter, min_score, exclude) if len(groups) == 1 else None
-        if cursor and name:
-            ask = ask._replace(after=searching.decode_page(cursor, name()))
-        answers = searching.find(state, groups, ask) if groups else []
-        page = answers[0][1] if name else None
-        following = partial(_cursor, page, name) if page and name else None
-        return Found([hits for hits, _ in answers], state.bundle.id, state.generation.name, state.change, following)
-
-    def stats(self) -> GalleryStats:
-        current = self._catalogue.read.current()
-        items, images = self._catalogue.read.counts()
-        state = self._live_state()
-        plan = state.generation.searcher.plan if state else None
-        return GalleryStats(
-            items=items,
-            images=images,
-            change=current.change,
-            bundle_id=state.bundle.id if state else None,
-            previous_bundle_id=current.previous.id if current.previous else None,
-            dimension=state.bundle.dimension if state else None,
-            generation=state.generation.name if state else None,
-            generation_change=state.generation.change if state else None,
-            pending=state.pending if state else 0,
-            kind=plan.kind if plan else None,
-            recall=plan.recall if plan else None,
+            raise SearchError(f"min_score is {min_score}.", "Pass a number from -1 to 1, or none.")
+        excluded = frozenset(self._store.read.item_keys(exclude)) if exclude else frozenset()
+        query = Query(top, filter, min_score, excluded)
+        # Computed only when a cursor is passed or asked for.
+        query_hash = partial(hash_query, groups[0], filter, min_score, exclude) if len(groups) == 1 else None
+        if cursor and query_hash:
+            query = query._replace(start=decode_cursor(cursor, query_hash()))
+        answers = search_view(view, groups, query) if groups else []
+        following = answers[0][1] if query_hash else None
+        return SearchResult(
+            [hits for hits, _ in answers],
+            view.bundle.id,
+            view.revision,
+            (lambda: encode_cursor(following, query_hash())) if following and query_hash else None,
         )
 
-    # Following
+    # Following the store
 
-    def live_bundle(self) -> str | None:
-        version = self._catalogue.watch.version()
-        if version != self._version:
-            self._look(version)
-        return self._live
-
-    def _live_state(self) -> State | None:
-        """What a search with vectors of the live bundle looks at; none in a gallery that never held an image."""
+    def _active_view(self) -> View | None:
+        """Returns what a search with vectors of the active bundle looks at; None if there is no bundle yet."""
         while True:
-            self._look(self._catalogue.watch.version())
-            if self._live is None:
+            self._look(self._store.watch.news())
+            if self._active is None:
                 return None
             try:
-                return self._state(self._live)
+                return self._view(self._active)
             except BundleMismatch:
-                continue  # another bundle was activated just now
+                continue  # another bundle was activated in between
 
-    def _state(self, bundle_id: str) -> State | None:
-        """What a search with vectors of the bundle looks at: as new as the newest write of any process."""
-        version = self._catalogue.watch.version()
-        if version != self._version:
-            self._look(version)
+    def _view(self, bundle_id: str) -> View | None:
+        """Returns what a search with vectors of a bundle looks at, as new as the newest write of any process."""
+        news = self._store.watch.news()
+        if news != self._news:
+            self._look(news)
         follower = self._followers.get(bundle_id)
         if follower is None:
-            if self._live is None:
+            if self._active is None:
                 return None
-            if bundle_id != self._live:
-                raise BundleMismatch(self._live, bundle_id)
-            follower = self._follow(bundle_id)
-        state = follower.state(version)
-        if self._maintainer and bundle_id == self._live:
-            self._maintainer.consider(state)
-        return state
+            if bundle_id != self._active:
+                raise BundleMismatch(self._active, bundle_id)
+            follower = self._follow(self._followers, bundle_id)
+        view = follower.view(news)
+        if self._maintainer and bundle_id == self._active and view.is_compaction_due:
+            self._maintainer.request()
+        return view
 
-    def _rehearsed(self, bundle_id: str) -> State:
-        """The vectors of a bundle that is not live, for its tests."""
-        follower = self._rehearsals.get(bundle_id)
-        if follower is None:
-            follower = self._rehearsals[bundle_id] = self._new_follower(self._known_bundle(bundle_id))
-        return follower.state(self._catalogue.watch.version())
+    def _rehearsal_view(self, bundle_id: str) -> View:
+        return self._follow(self._rehearsals, bundle_id).view(self._store.watch.news())
 
-    def _look(self, version: int) -> None:
-        """Learns which bundle is live; the one before is answered on for those who began with it."""
+    def _look(self, news: int) -> None:
+        """Reads which bundle is active; the previous one stays searchable for requests that started with it."""
         with self._lock:
-            current = self._catalogue.watch.current()
-            self._live = current.bundle.id if current.bundle else None
-            kept = {self._live, current.previous.id if current.previous else None}
+            head = self._store.watch.head()
+            self._active = head.bundle.id if head.bundle else None
+            kept = {self._active, head.previous.id if head.previous else None}
             self._followers = {name: follower for name, follower in self._followers.items() if name in kept}
-            self._version = version
+            self._news = news
 
-    def _follow(self, bundle_id: str) -> Follower:
+    def _follow(self, followers: dict[str, Follower], bundle_id: str) -> Follower:
         with self._lock:
-            if bundle_id not in self._followers:
-                self._followers[bundle_id] = self._new_follower(self._known_bundle(bundle_id))
-            return self._followers[bundle_id]
-
-    def _new_follower(self, bundle: BundleRow) -> Follower:
-        damaged = self._maintainer.start if self._maintainer else lambda: None
-        return Follower(self._catalogue, self._directory / GENERATIONS, bundle, damaged)
+            if bundle_id not in followers:
+                on_damage = self._maintainer.request if self._maintainer else lambda: None
+                bundle = self._known_bundle(bundle_id)
+                followers[bundle_id] = Follower(self._store, self._index, bundle, self._settings, on_damage)
+            return followers[bundle_id]
 
 
-def _cursor(page: Page, query: Callable[[], str]) -> str:
-    return searching.encode_page(page, query())
-
-
-class _Maintainer:
-    """Runs compactions of a gallery in processes of their own, one at a time."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._not_before = 0.0
-        self._considered: State | None = None
-        self._due = False
-
-    def consider(self, state: State) -> None:
-        """Starts a compaction when searches would gain from it."""
-        if state is not self._considered:
-            images = len(state.generation.keys)
-            # Without a name it stands in for a generation that is damaged, or was never built.
-            missing = state.generation.name is None and (state.bundle.generation is not None or is_due(0, images))
-            self._considered, self._due = state, missing or is_due(images, state.pending)
-        if self._due:  # still, if another compaction was just ending when it was found
-            self.start()
-
-    def start(self) -> None:
-        with self._lock:
-            if self._process:
-                code = self._process.poll()
-                if code is None:
-                    return
-                if code:
-                    log.error("a compaction of %s ended with code %s; see its message above", self._directory, code)
-                self._not_before = monotonic() + (_PAUSE if code else _REST)
-                self._process = None
-            if monotonic() < self._not_before:
-                return
-            with compaction_lock(self._directory, wait=False) as free:
-                self._not_before = monotonic() + _REST
-            if free:  # or else another process is at it
-                # Not from the working folder, where some file might have the name of a package of ours.
-                command = [sys.executable, "-P", "-m", "index.gallery.vectors.faiss.compaction", str(self._directory)]
-                self._process = subprocess.Popen(command)
-
-    def close(self) -> None:
-        """A compaction that is stopped has changed nothing."""
-        with self._lock:
-            if self._process:
-                self._process.terminate()
-                self._process.wait()
+def _no_vectors(bundle_id: str, remedy: str) -> LookalikeError:
+    return LookalikeError(f"The gallery has no vectors of bundle {bundle_id}.", remedy)

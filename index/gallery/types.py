@@ -1,4 +1,4 @@
-"""The domain objects: what a shop sells, its photos, and what a search answers."""
+"""Values that go in and out of a gallery: images, search results, statistics."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +19,13 @@ from index.items import Attribute as Attribute
 from index.items import AttributeName as AttributeName
 from index.items import Item as Item
 
+Progress = Callable[[int, int], None]
+"""Progress callback: (done, total)."""
+
+
+def no_progress(done: int, total: int) -> None:
+    """Ignores progress."""
+
 
 class StoredImage(Frozen):
     """One photo of an item; the digest of its bytes decides whether it must be embedded again."""
@@ -28,7 +35,7 @@ class StoredImage(Frozen):
 
 
 class StoredItem(NamedTuple):
-    """An item as the gallery holds it: with its images, and the number of the change that last touched it."""
+    """An item as the gallery holds it: with its images, and the revision that last changed it."""
 
     item: Item
     images: list[StoredImage]
@@ -36,7 +43,7 @@ class StoredItem(NamedTuple):
 
 
 class NewImage(NamedTuple):
-    """An image ready to be stored: its vector for one bundle, and a small JPEG to show."""
+    """An image to store: its vector, made by one bundle, and a thumbnail in JPEG."""
 
     id: str
     digest: str
@@ -44,8 +51,15 @@ class NewImage(NamedTuple):
     thumbnail: bytes
 
 
-class Shelf(Protocol):
-    """Where the items and images of hits are read from when somebody looks at them."""
+class ItemPage(NamedTuple):
+    """Items in the order of their ids, and the id after which the next page begins; None after the last."""
+
+    items: list[Item]
+    after: str | None
+
+
+class HitRecords(Protocol):
+    """Where a hit reads its item and image from when a caller asks for them."""
 
     def item(self, position: int) -> Item: ...
 
@@ -53,41 +67,91 @@ class Shelf(Protocol):
 
 
 class Hit:
-    """An answer of a search: an item, its best matching image, and the cosine of the two vectors.
+    """A search result: an item, its best matching image, and the cosine of the two vectors.
 
-    A search finds far faster than items can be unpacked, so that is left until they are asked for.
+    Items are parsed on access: a search is far faster than parsing what it found.
     """
 
-    __slots__ = ("_position", "_shelf", "score")
+    __slots__ = ("_position", "_records", "score")
 
-    def __init__(self, score: float, shelf: Shelf, position: int) -> None:
+    def __init__(self, score: float, records: HitRecords, position: int) -> None:
         self.score = score
-        self._shelf = shelf
+        self._records = records
         self._position = position
 
     @property
     def item(self) -> Item:
-        return self._shelf.item(self._position)
+        return self._records.item(self._position)
 
     @property
     def image(self) -> StoredImage:
-        return self._shelf.image(self._position)
+        return self._records.image(self._position)
 
     def __repr__(self) -> str:
         return f"Hit({self.score:.4f}, item={self.item.id!r}, image={self.image.id!r})"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a search answers: the hits of each query, and the state of the gallery that they reflect."""
+class SearchResult:
+    """The hits of each query, and the revision of the gallery that they reflect."""
 
     hits: list[list[Hit]]
     bundle_id: str
-    generation: str | None
-    change: int
+    revision: int
     next_page: Callable[[], str] | None = None
 
     @property
     def cursor(self) -> str | None:
-        """Where the next page of a single query begins; none after the last."""
+        """Where the next page of a single query begins; None after the last."""
         return self.next_page() if self.next_page else None
+
+
+class Facet(Frozen):
+    """An attribute: its most frequent values with their counts, and the range of its numbers."""
+
+    name: str
+    values: list[tuple[Attribute, int]]
+    minimum: int | float | None
+    maximum: int | float | None
+    distinct: int
+
+
+class IndexStats(Frozen):
+    """The vector index that searches use; everything in here depends on the engine."""
+
+    engine: str
+    name: str | None = Field(description="what the engine built last; null while searches scan the store's vectors")
+    revision: int = Field(description="the revision that it reflects; searches add the changes since, the delta")
+    pending: int = Field(description="images and items that were added, changed or removed since")
+    kind: str | None = Field(default=None, description="exact, hnsw or ivf")
+    recall: float | None = Field(default=None, description="recall@10 against exact search, measured by the build")
+    target: float | None = Field(default=None, description="the recall@10 that the build aimed at")
+    effort: int | None = Field(default=None, description="efSearch or lists to read that reach it; 0: all vectors")
+    bytes: int = Field(default=0, description="size of its files")
+
+
+class GalleryStats(Frozen):
+    """What a gallery holds, and what its searches reflect."""
+
+    items: int
+    images: int
+    revision: int = Field(description="the number of the last write")
+    bundle_id: str | None = Field(description="the active bundle; null in a gallery that never held an image")
+    previous_bundle_id: str | None = Field(description="the bundle that was active before, for a rollback")
+    dimension: int | None = Field(description="numbers per vector")
+    store_bytes: int = Field(description="size of the store's files")
+    index: IndexStats | None = Field(description="null in a gallery that never held an image")
+
+
+class BuildReport(Frozen):
+    """What a vector index has built for a bundle, and what was measured."""
+
+    name: str
+    revision: int
+    images: int
+    is_new: bool = Field(description="false when nothing had changed since the last build")
+    kind: str
+    recall: float
+    target: float
+    effort: int
+    scans: bool = Field(description="no effort reached the target, so every search compares with all vectors")

@@ -1,34 +1,32 @@
-"""Verification: whether a gallery is what it should be, from SQLite's pages to the vectors that a search compares.
+"""Verifies a gallery, from the store's pages to the vectors that a search compares.
 
-The catalogue is the truth, so everything else is compared with it, all of one instant, while others read and write.
+The store is the source of truth, so everything else is compared with it, all of one instant, while others read and
+write.
 """
 
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from index.embedding.bundle import Bundle
 from index.errors import LookalikeError
-from index.gallery.backup import existing_catalogue
-from index.gallery.gallery import BUNDLES
-from index.gallery.store.sqlite import Catalogue, CatalogueError
-from index.gallery.store.sqlite_reader import BundleRow, Reader, WholeImage
-from index.gallery.types import Item
-from index.gallery.vectors.faiss.compaction import GENERATIONS
-from index.gallery.vectors.faiss.generation import Manifest, open_generation
-from index.gallery.vectors.view import Segment, State
+from index.gallery.errors import IndexDamaged
+from index.gallery.settings import GallerySettings
+from index.gallery.store.base import BundleRow, FullImageRow, ItemStore, StoreReader
+from index.gallery.types import Item, Progress
+from index.gallery.vectors.base import Segment, VectorIndex
+from index.gallery.vectors.view import View
 
 _EXAMPLES = 3
-_UNFOUND = "{count} images of the catalogue are found by no search: {examples}"
-_GONE = "{count} images are found by searches, but the catalogue does not have them: {examples}"
-_RECORD = "{count} images are answered with another item, id or digest than the catalogue's: {examples}"
-_VECTOR = "{count} images are searched by another vector than the catalogue's: {examples}"
+_UNFOUND = "{count} images of the store are found by no search: {examples}"
+_GONE = "{count} images are found by searches, but are not in the store: {examples}"
+_RECORD = "{count} images have another item, id or digest in the index than in the store: {examples}"
+_VECTOR = "{count} images have another vector in the index than in the store: {examples}"
+RESTORE = "Restore a snapshot: lookalike gallery restore; then repeat later changes: lookalike reindex."
 
 
 class Fault(NamedTuple):
@@ -38,114 +36,107 @@ class Fault(NamedTuple):
     remedy: str
 
 
-def verify(directory: Path, *, on_progress: Callable[[int, int], None] = lambda done, total: None) -> list[Fault]:
-    """Everything that is wrong with a gallery: every byte of its generations, and every image, is looked at."""
-    restored = "Restore a snapshot: lookalike gallery restore. What came after it, `lookalike reindex` brings back."
+def find_faults(
+    store: ItemStore, index: VectorIndex, settings: GallerySettings, *, address: str, on_progress: Progress
+) -> list[Fault]:
+    """Returns everything that is wrong: checks every byte of the indexes, and compares every image."""
     faults: list[Fault] = []
     try:
-        with existing_catalogue(directory) as catalogue:
-            fault = catalogue.read.fault()
-            wrong = [f"SQLite finds the catalogue damaged: {fault}"] if fault else catalogue.read.malformed()
-            faults += [Fault(f"{problem}.", restored) for problem in wrong]
-            current = catalogue.read.current().bundle
-            for bundle in catalogue.read.bundles():
-                faults += _kept_faults(directory / BUNDLES / bundle.id, bundle.id)
-                live = current is not None and bundle.id == current.id
-                faults += _generation_faults(directory, catalogue, bundle.id, live, not wrong and live, on_progress)
-    except CatalogueError as error:
-        faults.append(Fault(error.problem, restored))
+        wrong = store.problems()
+        faults += [Fault(f"{problem}.", RESTORE) for problem in wrong]
+        active = store.read.head().bundle
+        for bundle in store.read.bundles():
+            faults += _copy_faults(store, bundle.id)
+            is_active = active is not None and bundle.id == active.id
+            compact = f"lookalike gallery compact {address}" if is_active else None
+            if not is_active or wrong:
+                faults += _index_faults(store, index, bundle.id, compact)
+            else:
+                faults += _index_faults(store, index, bundle.id, compact, _Comparison(settings, on_progress))
     except sqlite3.DatabaseError as error:
-        faults.append(Fault(f"The catalogue cannot be read to its end: {error}.", restored))
+        faults.append(Fault(f"The store cannot be read to its end: {error}.", RESTORE))
     return faults
 
 
-def _kept_faults(directory: Path, bundle_id: str) -> list[Fault]:
-    """Those of the copy of a bundle, if the gallery keeps one."""
-    remedy = f"Put the bundle {bundle_id} in its place."
+def _copy_faults(store: ItemStore, bundle_id: str) -> list[Fault]:
+    """Returns what is wrong with the copy of a bundle, if the store keeps one."""
+    if not store.has_bundle(bundle_id):
+        return []
+    remedy = f"Copy the bundle {bundle_id} into its place."
     try:
-        found = Bundle.load(directory).id if directory.exists() else bundle_id
+        found = store.kept_bundle(bundle_id).id
     except LookalikeError as error:
         return [Fault(error.problem, remedy)]
-    return [] if found == bundle_id else [Fault(f"{directory} holds the bundle {found}.", remedy)]
+    return [] if found == bundle_id else [Fault(f"The copy of bundle {bundle_id} is the bundle {found}.", remedy)]
 
 
-def _generation_faults(
-    directory: Path,
-    catalogue: Catalogue,
-    bundle_id: str,
-    live: bool,
-    compare: bool,
-    on_progress: Callable[[int, int], None],
+class _Comparison(NamedTuple):
+    """How to compare an index with the store."""
+
+    settings: GallerySettings
+    on_progress: Progress
+
+
+def _index_faults(
+    store: ItemStore, index: VectorIndex, bundle_id: str, compact: str | None, comparison: _Comparison | None = None
 ) -> list[Fault]:
-    again = f"Make it again: lookalike gallery compact {directory}" if live else "An activation of its bundle mends it"
+    """Returns what is wrong with the index of a bundle; `compact` is the command that rebuilds it."""
     while True:
-        with catalogue.reading() as reader:
+        with store.reading() as reader:
             bundle = reader.bundle(bundle_id)
-            if bundle is None or bundle.generation is None:
+            if bundle is None or bundle.index_name is None:
                 return []
             try:
-                generation, manifest = open_generation(directory / GENERATIONS / bundle.generation)
-            except LookalikeError as error:
-                now = catalogue.read.bundle(bundle_id)
-                if now and now.generation == bundle.generation:
-                    return [Fault(error.problem, f"{again}.")]
-                continue  # a compaction replaced it while we looked
-            problems = _manifest_problems(bundle, manifest)
-            if compare and not problems:
-                changes = reader.changes(bundle.key, generation.change)
-                state = State.of(bundle, generation).following(changes)
-                problems = _differences(reader, state, on_progress)
-            rebuilt = f"The catalogue decides: lookalike gallery compact {directory} --rebuild" if live else again
-            doubt = "; but if nobody changed it by hand, restore a snapshot." if compare else "."
-            return [Fault(f"{problem}.", rebuilt + doubt) for problem in problems]
+                built = index.open(bundle)
+            except IndexDamaged as error:
+                now = store.read.bundle(bundle_id)
+                if now is None or now.index_name != bundle.index_name:
+                    continue  # a compaction replaced it in between
+                remedy = f"Rebuild it: {compact}." if compact else "It is rebuilt when its bundle is activated."
+                return [Fault(error.problem, remedy)]
+            if comparison is None:
+                return []
+            changes = reader.changes(bundle.key, built.revision)
+            view = View(bundle, built, built.revision, comparison.settings).following(changes)
+            problems = _differences(reader, bundle, view, comparison.on_progress)
+            remedy = f"Rebuild the index: {compact} --rebuild; if nobody edited the files by hand, restore a snapshot."
+            return [Fault(f"{problem}.", remedy) for problem in problems]
 
 
-def _manifest_problems(bundle: BundleRow, manifest: Manifest) -> list[str]:
-    """How a generation that is whole in itself is another one than the catalogue names."""
-    said = (manifest.name, manifest.bundle_id, manifest.change, manifest.dimension)
-    wanted = (bundle.generation, bundle.id, bundle.generation_change, bundle.dimension)
-    fields = ("name", "bundle", "change", "dimension")
-    return [
-        f"The generation {bundle.generation} has {field} {one}, not {other}"
-        for field, one, other in zip(fields, said, wanted, strict=True)
-        if one != other
-    ]
-
-
-def _differences(reader: Reader, state: State, on_progress: Callable[[int, int], None]) -> list[str]:
-    """Compares what searches can answer with the catalogue, image by image."""
+def _differences(reader: StoreReader, bundle: BundleRow, view: View, on_progress: Progress) -> list[str]:
+    """Compares what searches can return with the store, image by image."""
     found: dict[str, list[str]] = defaultdict(list)
-    living = _Living(state.segments(None))
-    total, done = reader.image_count(state.bundle.key), 0
-    for rows in reader.whole_images(state.bundle.key):
-        places = living.places([row.key for row in rows])
-        found[_UNFOUND] += [_shown(row) for row, place in zip(rows, places.tolist(), strict=True) if place < 0]
-        for number, part in enumerate(living.parts):
-            mine = np.flatnonzero((places >= 0) & (living.part_of[places] == number))
-            if len(mine):
-                _compare(part, living.positions[places[mine]], [rows[row] for row in mine.tolist()], found)
+    searchable = _SearchableImages(view.segments(None))
+    total, done = reader.image_count(bundle.key), 0
+    for rows in reader.full_images(bundle.key):
+        places = searchable.places([row.key for row in rows])
+        found[_UNFOUND] += [_label(row) for row, place in zip(rows, places.tolist(), strict=True) if place < 0]
+        for number, segment in enumerate(searchable.segments):
+            own = np.flatnonzero((places >= 0) & (searchable.segment_of[places] == number))
+            if len(own):
+                _compare(segment, searchable.positions[places[own]], [rows[row] for row in own.tolist()], found)
         done += len(rows)
         on_progress(done, total)
-    found[_GONE] += [f"the image with key {key}" for key in living.keys[~living.seen].tolist()]
-    return [_told(problem, examples) for problem, examples in found.items() if examples]
+    found[_GONE] += [f"the image with key {key}" for key in searchable.keys[~searchable.seen].tolist()]
+    return [_format(problem, examples) for problem, examples in found.items() if examples]
 
 
-class _Living:
-    """All images that a search can answer, by key, and where each of them lies."""
+class _SearchableImages:
+    """All images that a search can return, by key, with their segments and positions."""
 
-    def __init__(self, parts: list[Segment]) -> None:
-        self.parts = parts
-        positions = [_positions(part) for part in parts]
-        keys = np.concatenate([part.keys(at)[0] for part, at in zip(parts, positions, strict=True)] or [_NONE])
+    def __init__(self, segments: list[Segment]) -> None:
+        self.segments = segments
+        positions = [segment.positions() for segment in segments]
+        keys = np.concatenate([one.keys(at)[0] for one, at in zip(segments, positions, strict=True)] or [_NONE])
         order = np.argsort(keys, kind="stable")
         self.keys = keys[order]
         self.positions = np.concatenate(positions or [_NONE])[order]
         counts = np.array([len(at) for at in positions], np.int64)
-        self.part_of = np.repeat(np.arange(len(parts), dtype=np.int16), counts)[order]
+        self.segment_of = np.repeat(np.arange(len(segments), dtype=np.int16), counts)[order]
         self.seen = np.zeros(len(keys), np.bool_)
 
     def places(self, keys: Iterable[int]) -> NDArray[np.int64]:
-        """The place of each key in these arrays, or -1; and notes that it was asked for."""
+        """Returns the place of each key in these arrays, or -1, and marks it as seen."""
         wanted = np.array(list(keys), np.int64)
         places = np.searchsorted(self.keys, wanted)
         known = places < len(self.keys)
@@ -157,39 +148,37 @@ class _Living:
 _NONE = np.empty(0, np.int64)
 
 
-def _positions(part: Segment) -> NDArray[np.int64]:
-    return np.arange(part.searcher.count) if part.selection is None else np.flatnonzero(part.selection.mask)
-
-
-def _compare(part: Segment, positions: NDArray[np.int64], rows: list[WholeImage], found: dict[str, list[str]]) -> None:
-    """Compares images of one part with their rows; the bytes of vectors must be the same."""
-    stored = part.searcher.storage.reconstruct_batch(positions).astype("<f2")
+def _compare(
+    segment: Segment, positions: NDArray[np.int64], rows: list[FullImageRow], found: dict[str, list[str]]
+) -> None:
+    """Compares images of one segment with their rows; the bytes of vectors must be the same."""
+    stored = segment.vectors(positions)
     truth = np.frombuffer(b"".join(row.vector for row in rows), "<f2").reshape(stored.shape)
     other = (stored.view(np.uint16) != truth.view(np.uint16)).any(axis=1) | ~np.isfinite(truth).all(axis=1)
-    found[_VECTOR] += [_shown(rows[place]) for place in np.flatnonzero(other).tolist()]
-    items = part.keys(positions)[1].tolist()
+    found[_VECTOR] += [_label(rows[place]) for place in np.flatnonzero(other).tolist()]
+    items = segment.keys(positions)[1].tolist()
     last = -1
     for row, position, item in zip(rows, positions.tolist(), items, strict=True):
-        image = part.image(position)
+        image = segment.image(position)
         same = (item, image.id, image.digest) == (row.item, row.id, row.digest)
-        # The images of an item mostly follow each other: it is unpacked once.
+        # The images of an item mostly follow each other: it is parsed once.
         if same and item != last:
-            same = _same_item(part.item(position), row)
+            same = _same_item(segment.item(position), row)
             last = item if same else -1
         if not same:
-            found[_RECORD].append(_shown(row))
+            found[_RECORD].append(_label(row))
 
 
-def _same_item(item: Item, row: WholeImage) -> bool:
-    # As text, since Python takes True, 1 and 1.0 for equal.
+def _same_item(item: Item, row: FullImageRow) -> bool:
+    # As JSON: in Python True, 1 and 1.0 are equal.
     attributes = (json.dumps(one, sort_keys=True) for one in (item.attributes, json.loads(row.attributes)))
     return (item.id, item.title, item.url) == (row.item_id, row.title, row.url) and len(set(attributes)) == 1
 
 
-def _shown(row: WholeImage) -> str:
+def _label(row: FullImageRow) -> str:
     return f"{row.item_id}/{row.id}"
 
 
-def _told(problem: str, examples: list[str]) -> str:
+def _format(problem: str, examples: list[str]) -> str:
     more = " and others" if len(examples) > _EXAMPLES else ""
     return problem.format(count=f"{len(examples):,}", examples=", ".join(examples[:_EXAMPLES]) + more)

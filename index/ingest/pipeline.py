@@ -17,8 +17,9 @@ from index.embedding.embedder import Embedder
 from index.embedding.images import ImageError, load_pixels
 from index.errors import LookalikeError
 from index.gallery import Gallery, open_gallery
-from index.gallery.jobs import Job, JobRecord, opened_jobs
+from index.gallery.jobs import Job
 from index.gallery.types import Item, NewImage
+from index.jobs import JobRecord
 from index.ingest.seen_images import Again, Seen
 from index.ingest.sources import Source, SourceImage
 from index.ingest.workers import LocalWorkers, Outcome, Reject, Workers
@@ -85,28 +86,27 @@ def run_reindex(
     """
     opened = open_gallery(gallery, create=True)
     try:
-        with opened_jobs(Path(gallery)) as log:
-            job = log.begin(source.name, bundle.id) if job_id is None else log.adopt(job_id)
-            job.hold()
-            on_start(job)
-            try:
-                workers = hire(source, bundle)
-            except LookalikeError as error:
-                job.update(state="failed", message=str(error))
-                raise
-            try:
-                return reindex(
-                    source,
-                    gallery=opened,
-                    bundle=bundle,
-                    workers=workers,
-                    job=job,
-                    rejects_file=rejects_file,
-                    rules=rules,
-                    on_progress=on_progress,
-                )
-            finally:
-                workers.close()
+        job = opened.jobs.begin(source.name, bundle.id) if job_id is None else opened.jobs.adopt(job_id)
+        job.hold()
+        on_start(job)
+        try:
+            workers = hire(source, bundle)
+        except LookalikeError as error:
+            job.update(state="failed", message=str(error))
+            raise
+        try:
+            return reindex(
+                source,
+                gallery=opened,
+                bundle=bundle,
+                workers=workers,
+                job=job,
+                rejects_file=rejects_file,
+                rules=rules,
+                on_progress=on_progress,
+            )
+        finally:
+            workers.close()
     finally:
         opened.close()
 
@@ -136,9 +136,9 @@ def reindex(
                 run.enter("deleting")
                 _delete_missing(run, seen)
         run.enter("building")
-        generation = _go_live(run)
+        revision = _go_live(run)
         rejected = job.record.rejected
-        run.tell(state="partial" if rejected else "done", generation=generation)
+        run.tell(state="partial" if rejected else "done", revision=revision)
     except Cancelled as end:
         run.tell(state="cancelled", message=str(end))
         raise
@@ -215,13 +215,13 @@ def _worked(run: _Run, seen: Seen) -> Iterator[tuple[list[SourceImage], list[Out
     waiting: deque[_Waiting] = deque()
     images = iter(run.source)
     # The rows of an item mostly lie together, but an item may have many photos all over a table.
-    known_of = lru_cache(_KNOWN_ITEMS)(lambda item_id: run.gallery.known([item_id], run.bundle.id))
+    known_of = lru_cache(_KNOWN_ITEMS)(lambda item_id: run.gallery.digests(item_id, run.bundle.id))
     while True:
         run.go_on()
         while len(waiting) <= run.workers.ahead and (chunk := list(islice(images, _CHUNK))):
             new, again = seen.sorted_out(chunk)
             pairs = [(image.item.id, image.image_id) for image in new]
-            known = {pair: digest for pair in pairs if (digest := known_of(pair[0]).get(pair))}
+            known = {pair: digest for pair in pairs if (digest := known_of(pair[0]).get(pair[1]))}
             waiting.append(_Waiting(new, again, run.workers.submit(new, known)))
         if not waiting:
             return
@@ -279,13 +279,13 @@ def _items(run: _Run) -> Iterator[Item]:
         yield from items
 
 
-def _go_live(run: _Run) -> str:
+def _go_live(run: _Run) -> int:
     """Builds the generation, and when the bundle is not yet the live one tests it before it is."""
     gallery, bundle, rules = run.gallery, run.bundle, run.rules
-    is_new = gallery.live_bundle() != bundle.id
+    is_new = gallery.active_bundle() != bundle.id
     if is_new:
         _check_completeness(run)
-        plan = gallery.prepare(bundle.id).plan
+        plan = gallery.prepare(bundle.id)
         if plan.scans and not rules.force:
             raise ReindexError(
                 f"No effort of the new generation's index reaches a recall@10 of {plan.target:.4f}, so that searches "

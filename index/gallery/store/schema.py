@@ -1,32 +1,32 @@
-"""The catalogue's tables, and connections to them that are set up alike."""
+"""The tables of the SQLite store, and how connections to it are set up."""
 
 import sqlite3
 from pathlib import Path
 
 from index.errors import LookalikeError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 _PAGE_BYTES = 8192
 """Seven vectors of 512 half-precision numbers fill such a page; SQLite's default would waste a quarter of each."""
 
 _TABLES = """
+-- index_name and index_revision: what a vector index built of the bundle's vectors, and the revision it reflects.
 CREATE TABLE bundles (
     key INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, dimension INTEGER NOT NULL,
-    generation TEXT, generation_change INTEGER NOT NULL DEFAULT 0
+    index_name TEXT, index_revision INTEGER NOT NULL DEFAULT 0
 );
--- The pointer to what is live. A row, not a file: one transaction switches bundle and generation together.
-CREATE TABLE current (
+CREATE TABLE active (
     only INTEGER PRIMARY KEY CHECK (only = 1),
     bundle INTEGER REFERENCES bundles (key), previous INTEGER REFERENCES bundles (key)
 );
-INSERT INTO current VALUES (1, NULL, NULL);
+INSERT INTO active VALUES (1, NULL, NULL);
 CREATE TABLE items (
     key INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE,
-    title TEXT NOT NULL, url TEXT NOT NULL, attributes TEXT NOT NULL, change INTEGER NOT NULL
+    title TEXT NOT NULL, url TEXT NOT NULL, attributes TEXT NOT NULL, revision INTEGER NOT NULL
 );
-CREATE INDEX items_by_change ON items (change);
--- AUTOINCREMENT: a key that once named a vector in a generation is never given to another image.
+CREATE INDEX items_by_revision ON items (revision);
+-- AUTOINCREMENT: a key that once named a vector in an index is never given to another image.
 CREATE TABLE images (
     key INTEGER PRIMARY KEY AUTOINCREMENT, item INTEGER NOT NULL REFERENCES items (key) ON DELETE CASCADE,
     id TEXT NOT NULL, digest TEXT NOT NULL, UNIQUE (item, id)
@@ -34,22 +34,22 @@ CREATE TABLE images (
 CREATE INDEX images_by_digest ON images (digest);
 CREATE TABLE vectors (
     bundle INTEGER NOT NULL REFERENCES bundles (key), image INTEGER NOT NULL REFERENCES images (key) ON DELETE CASCADE,
-    change INTEGER NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (bundle, image)
+    revision INTEGER NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (bundle, image)
 );
--- Without the first every removal of an image would scan all vectors; the second finds what a reader has not seen.
+-- Without the first, every removal of an image would scan all vectors; the second finds what a follower has not seen.
 CREATE INDEX vectors_by_image ON vectors (image);
-CREATE INDEX vectors_by_change ON vectors (bundle, change);
--- Keys of images that went, for readers that still hold their vectors.
-CREATE TABLE removed (change INTEGER NOT NULL, image INTEGER NOT NULL, PRIMARY KEY (change, image)) WITHOUT ROWID;
+CREATE INDEX vectors_by_revision ON vectors (bundle, revision);
+-- Keys of removed images, for followers that still hold their vectors.
+CREATE TABLE removed (revision INTEGER NOT NULL, image INTEGER NOT NULL, PRIMARY KEY (revision, image)) WITHOUT ROWID;
 CREATE TABLE thumbnails (digest TEXT PRIMARY KEY, jpeg BLOB NOT NULL);
--- change: the newest write; forgotten: the newest change whose removals are no longer listed.
+-- revision: the last write; forgotten: the last revision whose removals are no longer listed.
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
-INSERT INTO counters VALUES ('change', 0), ('forgotten', 0);
+INSERT INTO counters VALUES ('revision', 0), ('forgotten', 0);
 """
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """A connection that any thread may use, one at a time; transactions are begun by the caller."""
+    """Opens a connection that any thread may use, one at a time; the caller begins transactions."""
     connection = sqlite3.connect(path, timeout=30, check_same_thread=False, isolation_level=None)
     connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
     connection.execute("PRAGMA journal_mode = WAL")
@@ -59,14 +59,14 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Makes the tables of a new catalogue; refuses one of another release."""
+    """Creates the tables in a new file; refuses a file of another schema version."""
     if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
         return  # without waiting for a writer
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
-            # `executescript` would commit the open transaction, so the script is run a statement at a time.
+            # `executescript` would commit the open transaction, so the statements are run one by one.
             lines = (line for line in _TABLES.splitlines() if not line.startswith("--"))
             for statement in "\n".join(lines).split(";"):
                 connection.execute(statement)

@@ -1,104 +1,48 @@
-"""Reading the catalogue: one connection, its queries, and what they answer."""
+"""Reads of the SQLite store."""
 
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from index.gallery.store.base import BundleRow, Changes, FullImageRow, Head, ImageRecord, ImageRow
 from index.gallery.store.schema import connect
 from index.gallery.types import Item, StoredImage, StoredItem
 
-_ROWS = 2048
+_BATCH_ROWS = 2048
 """Rows of a large result that are in memory at a time."""
-
-
-class BundleRow(NamedTuple):
-    """A bundle whose vectors the catalogue holds, and the generation built from them."""
-
-    key: int
-    id: str
-    dimension: int
-    generation: str | None
-    generation_change: int
-
-
-class Current(NamedTuple):
-    """What is live at one instant."""
-
-    change: int
-    forgotten: int
-    """Removals up to this change are no longer listed: a reader that has seen less starts again."""
-    bundle: BundleRow | None
-    previous: BundleRow | None
-
-
-class ImageRow(NamedTuple):
-    """An image with its vector for one bundle."""
-
-    key: int
-    item: int
-    id: str
-    digest: str
-    vector: bytes
-
-
-class Changes(NamedTuple):
-    """What happened after a change number, as far as one bundle's vectors are concerned."""
-
-    change: int
-    forgotten: int
-    """As of the same instant: a reader that had seen less has missed removals."""
-    removed: list[int]
-    images: list[ImageRow]
-    items: dict[int, Item]
-    """Items that changed, and those of the images."""
-
-
-class WholeImage(NamedTuple):
-    """All that the catalogue holds of an image for one bundle, its item included."""
-
-    key: int
-    item: int
-    id: str
-    digest: str
-    vector: bytes
-    item_id: str
-    title: str
-    url: str
-    attributes: str
-
 
 _MALFORMED = {
     "{} vectors are not of their bundle's dimension": (
         "SELECT count(*) FROM vectors JOIN bundles ON bundle = bundles.key "
         "WHERE typeof(vector) <> 'blob' OR length(vector) <> 2 * dimension"
     ),
-    "{} items have attributes that are no JSON object": (
+    "{} items have attributes that are not a JSON object": (
         "SELECT count(*) FROM items "
         "WHERE CASE WHEN json_valid(attributes) THEN json_type(attributes) <> 'object' ELSE 1 END"
     ),
-    "{} images have a digest that is none": (
+    "{} images have an invalid digest": (
         "SELECT count(*) FROM images WHERE length(digest) <> 64 OR digest GLOB '*[^0-9a-f]*'"
     ),
-    "{} images lack their small picture": (
+    "{} images lack their thumbnail": (
         "SELECT count(*) FROM images WHERE NOT EXISTS (SELECT 1 FROM thumbnails WHERE digest = images.digest)"
     ),
-    "{} rows belong to others that are gone": "SELECT count(*) FROM pragma_foreign_key_check",
-    "{} rows have a change number that was never given": (
-        "SELECT count(*) FROM (SELECT change FROM vectors UNION ALL SELECT change FROM items "
-        "UNION ALL SELECT change FROM removed) WHERE change > (SELECT value FROM counters WHERE name = 'change')"
+    "{} rows refer to rows that do not exist": "SELECT count(*) FROM pragma_foreign_key_check",
+    "{} rows have a revision that was never written": (
+        "SELECT count(*) FROM (SELECT revision FROM vectors UNION ALL SELECT revision FROM items "
+        "UNION ALL SELECT revision FROM removed) "
+        "WHERE revision > (SELECT value FROM counters WHERE name = 'revision')"
     ),
 }
-"""Rows that no write makes, and the query that counts them."""
+"""Problems that no write of ours causes, and the query that counts the affected rows."""
 
 
-class Reader:
-    """One reading connection to a catalogue; threads take turns."""
+class SQLiteReader:
+    """One connection for reads; threads take turns."""
 
     def __init__(self, path: Path) -> None:
         self._lock = threading.RLock()
@@ -111,7 +55,7 @@ class Reader:
 
     @contextmanager
     def instant(self) -> Iterator[None]:
-        """Everything read within is of one instant, whatever is written meanwhile; within another it is that one."""
+        """Reads everything within as of one instant; may be nested."""
         with self._lock:
             if self._db.in_transaction:
                 yield
@@ -131,127 +75,109 @@ class Reader:
             number: int = self._db.execute(query, values).fetchone()[0]
         return number
 
-    def version(self) -> int:
-        """Differs from the last answer whenever another connection has written: the cheapest look for news."""
+    def news(self) -> int:
+        """Returns SQLite's data version, which changes whenever another connection has written."""
         with self._lock:
             version: int = self._watched.execute("PRAGMA data_version").fetchone()[0]
         return version
 
-    def change(self) -> int:
-        """The number of the newest write."""
-        return self._number("SELECT value FROM counters WHERE name = 'change'")
+    def revision(self) -> int:
+        return self._number("SELECT value FROM counters WHERE name = 'revision'")
 
     def counts(self) -> tuple[int, int]:
-        """Items and images."""
         return self._number("SELECT count(*) FROM items"), self._number("SELECT count(*) FROM images")
 
-    def current(self) -> Current:
-        """The live bundle and the counters."""
+    def head(self) -> Head:
         query = (
-            "SELECT (SELECT value FROM counters WHERE name = 'change'), "
-            "(SELECT value FROM counters WHERE name = 'forgotten'), bundle, previous FROM current"
+            "SELECT (SELECT value FROM counters WHERE name = 'revision'), "
+            "(SELECT value FROM counters WHERE name = 'forgotten'), bundle, previous FROM active"
         )
         with self._lock:
-            change, forgotten, bundle, previous = self._db.execute(query).fetchone()
-            return Current(change, forgotten, self._bundle("key", bundle), self._bundle("key", previous))
+            revision, forgotten, bundle, previous = self._db.execute(query).fetchone()
+            return Head(revision, forgotten, self._bundle("key", bundle), self._bundle("key", previous))
 
     def bundle(self, bundle_id: str) -> BundleRow | None:
-        """What the catalogue knows of a bundle."""
         return self._bundle("id", bundle_id)
 
     def bundles(self) -> list[BundleRow]:
-        """All bundles with vectors."""
-        query = "SELECT key, id, dimension, generation, generation_change FROM bundles ORDER BY key"
+        query = "SELECT key, id, dimension, index_name, index_revision FROM bundles ORDER BY key"
         return [BundleRow(*row) for row in self._all(query)]  # type: ignore[arg-type]
 
     def _bundle(self, column: str, value: object) -> BundleRow | None:
-        query = f"SELECT key, id, dimension, generation, generation_change FROM bundles WHERE {column} = ?"
+        query = f"SELECT key, id, dimension, index_name, index_revision FROM bundles WHERE {column} = ?"
         with self._lock:
             row = self._db.execute(query, (value,)).fetchone()
         return BundleRow(*row) if row else None
 
     def changes(self, bundle: int, since: int) -> Changes:
-        """What a reader that has seen the writes up to `since` must apply."""
-        new = "vectors.bundle = ? AND vectors.change > ?"
+        new = "vectors.bundle = ? AND vectors.revision > ?"
         images = (
             "SELECT images.key, item, images.id, digest, vector FROM vectors JOIN images ON image = images.key "
             f"WHERE {new} ORDER BY images.key"
         )
         items = (
-            "SELECT key, id, title, url, attributes FROM items WHERE change > ? UNION "
+            "SELECT key, id, title, url, attributes FROM items WHERE revision > ? UNION "
             "SELECT items.key, items.id, title, url, attributes FROM vectors JOIN images ON image = images.key "
             f"JOIN items ON item = items.key WHERE {new}"
         )
         with self.instant():
             return Changes(
-                self.change(),
+                self.revision(),
                 self._number("SELECT value FROM counters WHERE name = 'forgotten'"),
-                [key for (key,) in self._db.execute("SELECT image FROM removed WHERE change > ?", (since,))],
+                [key for (key,) in self._db.execute("SELECT image FROM removed WHERE revision > ?", (since,))],
                 [ImageRow(*row) for row in self._db.execute(images, (bundle, since))],
-                {key: stored_item(*row) for key, *row in self._db.execute(items, (since, bundle, since))},
+                {key: _parse_item(*row) for key, *row in self._db.execute(items, (since, bundle, since))},
             )
 
-    # Whole reads, for building a generation; to be called within one instant
+    # Bulk reads, within one instant
 
     def image_count(self, bundle: int) -> int:
-        """Images that have a vector of the bundle."""
         return self._number("SELECT count(*) FROM vectors WHERE bundle = ?", bundle)
 
-    def images(self, bundle: int) -> Iterator[tuple[int, int, str, str, int]]:
-        """Key, item, id, digest and the vector's change of each image of the bundle, by key."""
+    def image_records(self, bundle: int) -> Iterator[ImageRecord]:
         query = (
-            "SELECT images.key, item, images.id, digest, change FROM vectors JOIN images ON image = images.key "
+            "SELECT images.key, item, images.id, digest, revision FROM vectors JOIN images ON image = images.key "
             "WHERE bundle = ? ORDER BY image"
         )
-        yield from self._db.execute(query, (bundle,))
+        return map(ImageRecord._make, self._db.execute(query, (bundle,)))
 
     def items(self, bundle: int) -> Iterator[tuple[int, Item]]:
-        """The items with at least one such image, by key."""
-        # CROSS: SQLite keeps this order of the join, where it would walk all vectors again for every item.
+        # CROSS fixes the order of the join: else SQLite would read all vectors again for every item.
         query = (
             "SELECT key, id, title, url, attributes FROM items WHERE EXISTS (SELECT 1 FROM images CROSS JOIN vectors "
             "ON image = images.key WHERE images.item = items.key AND bundle = ?) ORDER BY key"
         )
         for key, *row in self._db.execute(query, (bundle,)):
-            yield key, stored_item(*row)
+            yield key, _parse_item(*row)
 
     def vectors(self, bundle: int, since: int, out: NDArray[np.float16]) -> None:
-        """Fills `out` with the vectors that are newer than `since`, in the order of their images' keys."""
-        # For all of them the condition on the change is left out: with it SQLite would sort them on disk.
-        newer = "AND change > ?" if since else "AND ? = 0"
+        # Without a bound there is no condition on the revision: with one, SQLite would sort the vectors on disk.
+        newer = "AND revision > ?" if since else "AND ? = 0"
         query = f"SELECT vector FROM vectors WHERE bundle = ? {newer} ORDER BY image"
-        rows, place = self._db.execute(query, (bundle, since)), 0
-        while block := rows.fetchmany(_ROWS):
-            joined = np.frombuffer(b"".join(vector for (vector,) in block), "<f2")
-            out[place : place + len(block)] = joined.reshape(len(block), out.shape[1])
-            place += len(block)
+        rows, start = self._db.execute(query, (bundle, since)), 0
+        while batch := rows.fetchmany(_BATCH_ROWS):
+            joined = np.frombuffer(b"".join(vector for (vector,) in batch), "<f2")
+            out[start : start + len(batch)] = joined.reshape(len(batch), out.shape[1])
+            start += len(batch)
 
-    # Single things
-
-    def item(self, item_id: str) -> Item | None:
-        with self._lock:
-            row = self._db.execute("SELECT id, title, url, attributes FROM items WHERE id = ?", (item_id,)).fetchone()
-        return stored_item(*row) if row else None
+    # Single reads
 
     def stored(self, item_id: str) -> StoredItem | None:
-        """An item with its images and its version."""
-        query = "SELECT key, change, id, title, url, attributes FROM items WHERE id = ?"
+        query = "SELECT key, revision, id, title, url, attributes FROM items WHERE id = ?"
         with self.instant():
             row = self._db.execute(query, (item_id,)).fetchone()
             if row is None:
                 return None
             images = self._db.execute("SELECT id, digest FROM images WHERE item = ? ORDER BY key", (row[0],))
-            shown = [StoredImage.model_construct(id=name, digest=digest) for name, digest in images]
-        return StoredItem(stored_item(*row[2:]), shown, row[1])
+            stored = [StoredImage.model_construct(id=name, digest=digest) for name, digest in images]
+        return StoredItem(_parse_item(*row[2:]), stored, row[1])
 
     def items_after(self, item_id: str, count: int) -> list[Item]:
-        """Items in the order of their ids, beginning after one."""
         query = "SELECT id, title, url, attributes FROM items WHERE id > ? ORDER BY id LIMIT ?"
         with self._lock:
-            return [stored_item(*row) for row in self._db.execute(query, (item_id, count))]
+            return [_parse_item(*row) for row in self._db.execute(query, (item_id, count))]
 
     def item_keys(self, item_ids: Sequence[str]) -> set[int]:
-        """The keys of those items that exist."""
         with self._lock:
             return {
                 key
@@ -260,33 +186,18 @@ class Reader:
             }
 
     def item_vectors(self, item_id: str, bundle: int) -> dict[str, NDArray[np.float32]]:
-        """Image id to vector, of the item's images that have one of the bundle."""
         query = (
             "SELECT images.id, vector FROM items JOIN images ON item = items.key JOIN vectors ON image = images.key "
-            "WHERE items.id = ? AND bundle = ? ORDER BY images.key"  # by `image` SQLite would read all vectors
+            "WHERE items.id = ? AND bundle = ? ORDER BY images.key"  # ordered by `image`, SQLite would read all vectors
         )
         with self._lock:
             rows = self._db.execute(query, (item_id, bundle)).fetchall()
         return {name: np.frombuffer(vector, "<f2").astype(np.float32) for name, vector in rows}
 
-    def digests(self, item_id: str, bundle_id: str | None = None) -> dict[str, str]:
-        """Image id to digest of an item's images; with a bundle, of those that have a vector of it."""
-        query = "SELECT images.id, digest FROM items JOIN images ON item = items.key WHERE items.id = ?"
-        values = [item_id]
-        if bundle_id is not None:
-            query += (
-                " AND EXISTS (SELECT 1 FROM vectors JOIN bundles ON bundle = bundles.key "
-                "WHERE image = images.key AND bundles.id = ?)"
-            )
-            values.append(bundle_id)
-        with self._lock:
-            return dict(self._db.execute(query + " ORDER BY images.key", values).fetchall())
-
-    def known(self, item_ids: list[str], bundle_id: str) -> dict[tuple[str, str], str]:
-        """Item and image id to digest, of the items' images that have a vector of the bundle."""
+    def digests(self, item_ids: Iterable[str], bundle_id: str) -> dict[tuple[str, str], str]:
         query = (
             "SELECT images.id, digest FROM items JOIN images ON item = items.key JOIN vectors ON image = images.key "
-            "WHERE items.id = ? AND bundle = (SELECT key FROM bundles WHERE id = ?)"
+            "WHERE items.id = ? AND bundle = (SELECT key FROM bundles WHERE id = ?) ORDER BY images.key"
         )
         with self._lock:
             return {
@@ -296,12 +207,10 @@ class Reader:
             }
 
     def image_ids(self) -> Iterator[tuple[str, str]]:
-        """Item and image id of every image, by item; within one instant."""
         query = "SELECT items.id, images.id FROM items JOIN images ON item = items.key ORDER BY items.id, images.id"
         yield from self._db.execute(query)
 
     def images_without(self, bundle_id: str) -> int:
-        """Images that have no vector of a bundle."""
         with_one = "SELECT count(*) FROM vectors WHERE bundle = (SELECT key FROM bundles WHERE id = ?)"
         return self._number(f"SELECT (SELECT count(*) FROM images) - ({with_one})", bundle_id)
 
@@ -310,33 +219,32 @@ class Reader:
             row = self._db.execute("SELECT jpeg FROM thumbnails WHERE digest = ?", (digest,)).fetchone()
         return row[0] if row else None
 
-    def fault(self) -> str | None:
-        """What SQLite's own check of the whole file finds wrong."""
-        with self._lock:
-            answer = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        return None if answer == "ok" else str(answer)
-
-    def backup(self, path: Path) -> None:
-        """A consistent copy of the whole catalogue, made while others write."""
-        with self._lock:
-            self._db.execute("VACUUM INTO ?", (str(path),))
-
-    def malformed(self) -> list[str]:
-        """Rows that are sound for SQLite, but that no write of ours makes: what is wrong with how many."""
-        counts = {problem: self._number(query) for problem, query in _MALFORMED.items()}
-        return [problem.format(f"{count:,}") for problem, count in counts.items() if count]
-
-    def whole_images(self, bundle: int) -> Iterator[list[WholeImage]]:
-        """All images of the bundle by key, in blocks; to be called within one instant."""
+    def full_images(self, bundle: int) -> Iterator[list[FullImageRow]]:
         query = (
             "SELECT images.key, item, images.id, digest, vector, items.id, title, url, attributes FROM vectors "
             "JOIN images ON image = images.key JOIN items ON item = items.key WHERE bundle = ? ORDER BY image"
         )
         rows = self._db.execute(query, (bundle,))
-        while block := rows.fetchmany(_ROWS):
-            yield [WholeImage(*row) for row in block]
+        while batch := rows.fetchmany(_BATCH_ROWS):
+            yield [FullImageRow(*row) for row in batch]
+
+    # The file as such
+
+    def problems(self) -> list[str]:
+        """Returns what SQLite's integrity check finds; if nothing, rows that no write of ours makes."""
+        with self._lock:
+            fault = self._db.execute("PRAGMA integrity_check(1)").fetchone()[0]
+        if fault != "ok":
+            return [f"SQLite finds the store damaged: {fault}"]
+        counts = {problem: self._number(query) for problem, query in _MALFORMED.items()}
+        return [problem.format(f"{count:,}") for problem, count in counts.items() if count]
+
+    def copy_to(self, path: Path) -> None:
+        """Writes a consistent copy of the file while others write."""
+        with self._lock:
+            self._db.execute("VACUUM INTO ?", (str(path),))
 
 
-def stored_item(item_id: str, title: str, url: str, attributes: str) -> Item:
-    """An item as it was stored: it was checked then, so it is not checked again."""
+def _parse_item(item_id: str, title: str, url: str, attributes: str) -> Item:
+    """Returns an item without validating it again: it was validated when it was stored."""
     return Item.model_construct(id=item_id, title=title, url=url, attributes=json.loads(attributes))

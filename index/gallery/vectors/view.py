@@ -1,55 +1,37 @@
-"""What a search looks at: one bundle's vectors as of one change, in parts that are searched one by one."""
+"""What a search looks at: one bundle's vectors as of one revision, in segments that are searched one by one."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from index.gallery.filters import Filter
-from index.gallery.store.sqlite_reader import BundleRow, Changes
+from index.gallery.settings import GallerySettings
+from index.gallery.store.base import BundleRow, Changes
 from index.gallery.types import Item, StoredImage
-from index.gallery.vectors.delta import Block, after
-from index.gallery.vectors.faiss.generation import Generation
-from index.gallery.vectors.faiss.searcher import AllowList, Searcher
-
-_MASKS = 16
-"""Filters whose matching images a state remembers; a mask of a million images is a megabyte."""
+from index.gallery.vectors.base import BuiltIndex, Positions, Queries, Results, Segment
+from index.gallery.vectors.delta import Block, apply_changes
+from index.gallery.vectors.faiss.searcher import AllowList
 
 
-class GenerationPart:
-    """The generation, with the positions of it that may be answered; all of them without a selection."""
+class BlockSegment:
+    """The images of a delta block that may be returned."""
 
-    def __init__(self, state: "State", selection: AllowList | None) -> None:
-        self.searcher: Searcher = state.generation.searcher
-        self.selection = selection
-        self._generation = state.generation
-        self._newer = state.items
-
-    def keys(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The keys of images and of their items."""
-        generation = self._generation
-        return generation.keys[positions], generation.item_keys[generation.owners[positions]]
-
-    def item(self, position: int) -> Item:
-        owner = int(self._generation.owners[position])
-        newer = self._newer.get(int(self._generation.item_keys[owner]))
-        return self._generation.item(owner) if newer is None else newer
-
-    def image(self, position: int) -> StoredImage:
-        return self._generation.image(position)
-
-
-class BlockPart:
-    """A block of the delta, likewise."""
-
-    def __init__(self, state: "State", block: Block, selection: AllowList | None) -> None:
-        self.searcher = block.searcher
-        self.selection = selection
+    def __init__(self, block: Block, items: Mapping[int, Item], selection: AllowList | None) -> None:
         self._block = block
-        self._items = state.items
+        self._items = items
+        self._selection = selection
 
-    def keys(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The keys of images and of their items."""
+    @property
+    def count(self) -> int:
+        return len(self._block) if self._selection is None else self._selection.count
+
+    def search(self, queries: Queries, count: int, *, filtered: bool) -> Results:
+        return self._block.searcher.search(queries, count, self._selection, filtered=filtered)
+
+    def keys(self, positions: Positions) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         return self._block.keys[positions], self._block.items[positions]
 
     def item(self, position: int) -> Item:
@@ -58,79 +40,79 @@ class BlockPart:
     def image(self, position: int) -> StoredImage:
         return self._block.images[position]
 
+    def positions(self) -> Positions:
+        return np.arange(len(self._block)) if self._selection is None else np.flatnonzero(self._selection.mask)
 
-Segment = GenerationPart | BlockPart
+    def vectors(self, positions: Positions) -> NDArray[np.float16]:
+        return self._block.vectors[positions]
 
 
 @dataclass(frozen=True)
-class State:
-    """One bundle's vectors as of one change: a generation, and what came or went since it was built."""
+class View:
+    """One bundle's vectors as of one revision: the built index, and the delta since."""
 
     bundle: BundleRow
-    generation: Generation
-    change: int
-    alive: NDArray[np.bool_]
-    """Of each position of the generation whether its image is still there, with that vector."""
+    index: BuiltIndex
+    revision: int
+    settings: GallerySettings
     blocks: tuple[Block, ...] = ()
-    items: dict[int, Item] = field(default_factory=dict)
-    """Items that are newer than the generation, by key. Shared by the states of a generation: it only grows."""
-    changed: dict[int, int] = field(default_factory=dict)
-    """Those of them that the generation holds too: their place there to their key."""
-    masks: dict[Filter | None, list[Segment]] = field(default_factory=dict)
+    items: Mapping[int, Item] = field(default_factory=dict)
+    """By key: the items of the delta's images."""
+    _segments: dict[Filter | None, list[Segment]] = field(default_factory=dict)
+    """A cache; everything else never changes."""
 
-    @classmethod
-    def of(cls, bundle: BundleRow, generation: Generation) -> "State":
-        return cls(bundle, generation, generation.change, generation.alive)
-
-    def following(self, changes: Changes) -> "State":
-        """The state after some more changes."""
-        if changes.change == self.change:
+    def following(self, changes: Changes) -> "View":
+        """Returns the view after some more changes."""
+        if changes.revision == self.revision:
             return self
         moved = [*changes.removed, *(row.key for row in changes.images)]
-        alive = self.alive
-        positions = self.generation.positions(moved) if moved else ()
-        if len(positions):
-            alive = alive.copy()
-            alive[positions] = False
-        self.items.update(changes.items)
+        blocks = apply_changes(self.blocks, moved, changes.images, self.bundle.dimension, self.settings.delta_block)
+        items = {**self.items, **changes.items}
+        if len(changes.items) > len(changes.images) or changes.removed:
+            # Some of them may have no image in the delta: kept, they would grow with every item that comes and goes.
+            used = {key for block in blocks for key in block.items[block.alive].tolist()}
+            items = {key: item for key, item in items.items() if key in used}
         return replace(
             self,
-            change=changes.change,
-            alive=alive,
-            blocks=after(self.blocks, moved, changes.images, self.bundle.dimension),
-            changed=self.changed | self.generation.owners_of(list(changes.items)),
-            masks={},
+            index=self.index.after(moved, changes.items),
+            revision=changes.revision,
+            blocks=blocks,
+            items=items,
+            _segments={},
         )
 
-    @property
+    @cached_property
     def pending(self) -> int:
-        """Images that came or went since the generation was built, and items of it that changed."""
-        dead = int(np.count_nonzero(self.generation.alive)) - int(np.count_nonzero(self.alive))
-        return sum(len(block) for block in self.blocks) + dead + len(self.changed)
+        """The number of images and items that were added, changed or removed since the index was built."""
+        return sum(len(block) for block in self.blocks) + self.index.masked
 
-    def segments(self, wanted: Filter | None) -> list[Segment]:
-        """The parts to search, each with the positions that match the filter."""
-        found = self.masks.get(wanted)
+    @cached_property
+    def is_compaction_due(self) -> bool:
+        is_lost = self.index.name is None and self.bundle.index_name is not None
+        return is_lost or self.index.is_due(self.pending)
+
+    @property
+    def has_several_images(self) -> bool:
+        """Whether an item may be found by more than one image."""
+        return bool(self.blocks) or self.index.max_images_per_item > 1
+
+    def segments(self, filter: Filter | None) -> list[Segment]:
+        """Returns the segments to search, restricted to the images whose items match the filter."""
+        found = self._segments.get(filter)
         if found is None:
-            found = self._segments(wanted)
-            # Copied at one go: other threads add to it meanwhile.
-            for oldest in list(self.masks)[: 1 - _MASKS]:
-                self.masks.pop(oldest, None)
-            self.masks[wanted] = found
+            candidates = [self.index.segment(filter), *(self._block_segment(block, filter) for block in self.blocks)]
+            found = [segment for segment in candidates if segment.count]
+            # A copy of the keys: other threads add to the cache concurrently.
+            for oldest in list(self._segments)[: 1 - self.settings.cached_filters]:
+                self._segments.pop(oldest, None)
+            self._segments[filter] = found
         return found
 
-    def _segments(self, wanted: Filter | None) -> list[Segment]:
-        generation = self.generation
-        if wanted is None:
-            whole = len(self.alive) == np.count_nonzero(self.alive)
-            segments: list[Segment] = [GenerationPart(self, None if whole else AllowList(self.alive))]
-            segments += [BlockPart(self, block, block.selection) for block in self.blocks]
-        else:
-            matching = generation.columns.mask(wanted)
-            for place, key in self.changed.items():
-                matching[place] = wanted.matches(self.items[key].attributes)
-            segments = [GenerationPart(self, AllowList(matching[generation.owners] & self.alive))]
-            for block in self.blocks:
-                mask = [wanted.matches(self.items[key].attributes) for key in block.items.tolist()]
-                segments.append(BlockPart(self, block, AllowList(np.array(mask, np.bool_) & block.alive)))
-        return [segment for segment in segments if (segment.selection or segment.searcher).count]
+    def _block_segment(self, block: Block, filter: Filter | None) -> BlockSegment:
+        if filter is None:
+            return BlockSegment(block, self.items, block.selection)
+        matching = [
+            alive and filter.matches(self.items[key].attributes)
+            for key, alive in zip(block.items.tolist(), block.alive.tolist(), strict=True)
+        ]
+        return BlockSegment(block, self.items, AllowList(np.array(matching, np.bool_)))

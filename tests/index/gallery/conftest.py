@@ -8,6 +8,7 @@ import pytest
 
 from index.gallery import Gallery, open_gallery
 
+from .memory import MemoryData, MemoryIndex, MemoryStore
 from .reference import BUNDLE, TRIO, PlainGallery, Shop, shop
 
 
@@ -17,13 +18,18 @@ class OpenEngine(Protocol):
     def __call__(self) -> Gallery: ...
 
 
-@pytest.fixture(params=["embedded"])
-def open_engine(tmp_path: Path) -> Iterator[OpenEngine]:
-    """For each engine a way to open one new gallery, any number of times."""
+@pytest.fixture(params=["sqlite-faiss", "memory"])
+def open_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenEngine]:
+    """Opens one new gallery, any number of times, for each pair of store and vector index."""
     opened: list[Gallery] = []
+    data = MemoryData()
 
     def open_again() -> Gallery:
-        opened.append(open_gallery(tmp_path / "gallery", create=not opened))
+        if request.param == "memory":
+            store = MemoryStore(data)
+            opened.append(Gallery(store, MemoryIndex(store), address="memory"))
+        else:
+            opened.append(open_gallery(tmp_path / "gallery", create=not opened))
         return opened[-1]
 
     yield open_again

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from index.gallery import Gallery
+from index.gallery import Gallery, IndexStats
 from index.gallery.filters import Filter
 from index.gallery.types import Hit, Item, NewImage
 
@@ -177,3 +177,10 @@ class Shop:
 def ids(gallery: Gallery, *numbers: float, top: int = 10) -> list[str]:
     found = gallery.search(unit(*numbers)[None], bundle_id=BUNDLE, top=top)
     return [hit.item.id for hit in found.hits[0]]
+
+
+def index_stats(gallery: Gallery) -> IndexStats:
+    """Returns the index of the gallery's statistics, which must have one."""
+    index = gallery.stats().index
+    assert index
+    return index

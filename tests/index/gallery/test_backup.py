@@ -13,8 +13,10 @@ import pytest
 from index.embedding.bundle import Bundle
 from index.errors import LookalikeError
 from index.gallery import open_gallery
-from index.gallery.backup import SnapshotError, restore, snapshot
-from index.gallery.verify import verify
+from index.gallery import restore_gallery as restore
+from index.gallery import verify_gallery as verify
+from index.gallery.backup import Snapshot
+from index.gallery.errors import SnapshotError
 from tests.support.disk import files_up_to
 from tests.support.filled_gallery import BUNDLE, entry, fill, vector
 from tests.support.tiny_bundle import make_tiny_bundle
@@ -24,6 +26,11 @@ from tests.support.tiny_gallery import make_tiny_gallery
 @pytest.fixture
 def gallery(tmp_path: Path) -> Path:
     return fill(tmp_path / "gallery", later=4)
+
+
+def snapshot(directory: Path, file: Path, *, force: bool = False) -> Snapshot:
+    with open_gallery(directory) as gallery:
+        return gallery.snapshot(file, force=force)
 
 
 def answers(directory: Path) -> list[tuple[float, str, str]]:
@@ -93,7 +100,7 @@ def test_a_snapshot_without_its_generation_becomes_a_gallery_that_answers_exactl
 ) -> None:
     before = answers(gallery)
     shutil.rmtree(gallery / "generations")
-    assert snapshot(gallery, tmp_path / "backup.tar").generation is None
+    assert snapshot(gallery, tmp_path / "backup.tar").index_name is None
     restore(tmp_path / "backup.tar", tmp_path / "elsewhere")
     assert verify(tmp_path / "elsewhere") == []
     assert answers(tmp_path / "elsewhere") == before
@@ -106,9 +113,10 @@ def test_a_snapshot_without_its_generation_becomes_a_gallery_that_answers_exactl
 def test_vectors_of_all_bundles_come_along_but_only_the_live_generation(gallery: Path, tmp_path: Path) -> None:
     opened = open_gallery(gallery)
     opened.upsert([entry(number) for number in range(3)], "c" * 16)
-    live = opened.activate("c" * 16)
+    active = opened.prepare("c" * 16).name
+    opened.activate("c" * 16)
     opened.close()
-    assert snapshot(gallery, tmp_path / "backup.tar").generation == live
+    assert snapshot(gallery, tmp_path / "backup.tar").index_name == active
     restore(tmp_path / "backup.tar", tmp_path / "elsewhere")
     assert verify(tmp_path / "elsewhere") == []
     opened = open_gallery(tmp_path / "elsewhere")
@@ -141,7 +149,7 @@ def test_an_empty_gallery_can_be_kept_too(tmp_path: Path) -> None:
 def test_a_file_is_replaced_only_when_asked(gallery: Path, tmp_path: Path) -> None:
     file = tmp_path / "backup.tar"
     file.write_text("precious")
-    with pytest.raises(SnapshotError, match=r"already there.*--force"):
+    with pytest.raises(SnapshotError, match=r"exists.*--force"):
         snapshot(gallery, file)
     assert file.read_text() == "precious"
     snapshot(gallery, file, force=True)
@@ -153,10 +161,10 @@ def test_a_full_disk_leaves_nothing_behind(gallery: Path, tmp_path: Path) -> Non
     snapshot(gallery, file)
     target.mkdir()
     for size in (40_000, file.stat().st_size - 1000):  # while the catalogue is copied, and while the file is written
-        with files_up_to(size), pytest.raises(SnapshotError, match="nothing of it was left"):
+        with files_up_to(size), pytest.raises(SnapshotError, match="nothing was left behind"):
             snapshot(gallery, target / "backup.tar")
         assert list(target.iterdir()) == []
-    with files_up_to(40_000), pytest.raises(SnapshotError, match="nothing of it was left"):
+    with files_up_to(40_000), pytest.raises(SnapshotError, match="nothing was left behind"):
         restore(file, target / "gallery")
     assert list(target.iterdir()) == []
 
@@ -187,18 +195,18 @@ def test_a_truncated_snapshot_is_refused_wherever_it_ends(gallery: Path, tmp_pat
     end = len(data.rstrip(b"\0"))
     for length in (0, 300, 512, 700, 1024, 2048, 3 << 12, end // 2, end - 4000):
         (tmp_path / "cut.tar").write_bytes(data[:length])
-        refused(tmp_path / "cut.tar", "not a whole snapshot|cut short|not as it was written")
+        refused(tmp_path / "cut.tar", "not a complete snapshot|is truncated|not as it was written")
 
 
 @pytest.mark.parametrize("data", [b"", b"no tar file at all" * 100, bytes(2048)])
 def test_a_foreign_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "foreign.tar").write_bytes(data)
-    refused(tmp_path / "foreign.tar", "is not a whole snapshot of a gallery")
+    refused(tmp_path / "foreign.tar", "is not a complete snapshot of a gallery")
 
 
 def test_a_snapshot_of_a_later_release_is_refused(gallery: Path, tmp_path: Path) -> None:
-    tampered = rewritten(gallery, tmp_path, card=lambda card: card | {"format_version": 2})
-    refused(tampered, "snapshot.json says something else")
+    tampered = rewritten(gallery, tmp_path, card=lambda card: card | {"format_version": 3})
+    refused(tampered, "snapshot.json is invalid")
 
 
 def rewritten(
@@ -232,7 +240,7 @@ def rewritten(
 
 def test_a_tampered_member_is_refused(gallery: Path, tmp_path: Path) -> None:
     file = rewritten(gallery, tmp_path, content=lambda data: data[:-1] + bytes([data[-1] ^ 1]))
-    refused(file, "catalogue.sqlite in .* is not as it was written")
+    refused(file, "catalogue.sqlite in .* differs from what was written")
 
 
 PATHS = ["../escaped", "/tmp/escaped", "generations/../../escaped", "bundles/x/escaped", "notes.txt"]
@@ -240,7 +248,7 @@ PATHS = ["../escaped", "/tmp/escaped", "generations/../../escaped", "bundles/x/e
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_member_that_is_no_part_of_a_snapshot_is_refused(gallery: Path, tmp_path: Path, path: str) -> None:
-    refused(rewritten(gallery, tmp_path, name=lambda name: path), "no part of a snapshot")
+    refused(rewritten(gallery, tmp_path, name=lambda name: path), "not part of a snapshot")
 
     def listed(card: dict[str, object]) -> dict[str, object]:
         digests = card["digests"]
@@ -256,13 +264,13 @@ def test_a_member_that_is_no_plain_file_is_refused(gallery: Path, tmp_path: Path
     def linked(member: tarfile.TarInfo) -> None:
         member.type, member.linkname, member.size = kind, "/etc/passwd", 0
 
-    refused(rewritten(gallery, tmp_path, change=linked), "no part of a snapshot")
+    refused(rewritten(gallery, tmp_path, change=linked), "not part of a snapshot")
 
 
 def test_what_is_not_there_is_told(gallery: Path, tmp_path: Path) -> None:
-    with pytest.raises(LookalikeError, match="No gallery at"):
+    with pytest.raises(LookalikeError, match="is not a gallery"):
         snapshot(tmp_path, tmp_path / "backup.tar")
-    with pytest.raises(SnapshotError, match="There is no folder"):
+    with pytest.raises(SnapshotError, match="does not exist"):
         snapshot(gallery, tmp_path / "nowhere" / "backup.tar")
     with pytest.raises(SnapshotError, match="is a folder"):
         snapshot(gallery, tmp_path, force=True)

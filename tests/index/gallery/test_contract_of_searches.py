@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from index.errors import LookalikeError
-from index.gallery import Gallery, ItemMissing
+from index.gallery import Gallery
+from index.gallery.errors import ItemMissing
 from index.gallery.filters import Filter
 from index.gallery.types import Hit, Item
 
@@ -68,7 +69,7 @@ def test_the_best_items_come_first_each_once_with_its_best_image(stocked: Shop, 
 
 @pytest.mark.parametrize("top", [0, -1, 1001])
 def test_a_list_of_a_strange_length_is_refused(trio: Gallery, top: int) -> None:
-    with pytest.raises(LookalikeError, match=f"{top} items were asked for"):
+    with pytest.raises(LookalikeError, match=f"top is {top}"):
         trio.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, top=top)
 
 
@@ -287,7 +288,7 @@ def test_a_cursor_of_another_search_is_refused(stocked: Shop) -> None:
         gallery.search(query, bundle_id=BUNDLE, min_score=0.5, cursor=cursor)
     with pytest.raises(LookalikeError, match="another search"):
         gallery.search(query, bundle_id=BUNDLE, exclude=["item-00003"], cursor=cursor)
-    with pytest.raises(LookalikeError, match="one at a time"):
+    with pytest.raises(LookalikeError, match="one query at a time"):
         gallery.search(np.concatenate((query, query)), bundle_id=BUNDLE, cursor=cursor)
 
 
@@ -371,3 +372,28 @@ def test_filters_follow_items_that_come_and_go(stocked: Shop) -> None:
         stocked.gallery.delete(gone)
         stocked.plain.delete(gone)
         stocked.check(top=300, filter=wanted)
+
+
+# One instant per result
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_result_keeps_the_items_of_its_revision_while_others_write(trio: Gallery, compacted: bool) -> None:
+    if not compacted:
+        trio.upsert([(MUG, [photo("side", unit(1, 0, 0.1), 8)])], BUNDLE)
+    before = trio.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, top=1)
+    changed = MUG.model_copy(update={"title": "Another mug", "attributes": {"price": 99}})
+    after = trio.upsert([(changed, [])], BUNDLE)
+    newer = trio.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, top=1)
+    assert (newer.revision, newer.hits[0][0].item) == (after, changed)
+    assert before.revision < after
+    assert before.hits[0][0].item == MUG, "the item as of the result's revision"
+
+
+def test_a_filter_is_evaluated_on_the_items_that_are_returned(stocked: Shop) -> None:
+    cheap = Filter.parse({"price": {"lt": 20}})
+    found = stocked.gallery.search(stocked.query[None], bundle_id=BUNDLE, top=50, filter=cheap)
+    dear = [item.model_copy(update={"attributes": {"price": 30}}) for item in stocked.plain.items.values()]
+    stocked.gallery.upsert([(item, []) for item in dear], BUNDLE)
+    assert stocked.gallery.search(stocked.query[None], bundle_id=BUNDLE, filter=cheap).hits == [[]]
+    assert all(cheap.matches(hit.item.attributes) for hit in found.hits[0]) and len(found.hits[0]) > 5

@@ -5,19 +5,21 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from index.cli.job_progress import line_of
 from index.errors import LookalikeError
-from index.gallery.jobs import JobLog, JobMissing, opened_jobs
+from index.gallery.errors import JobMissing, JobRunning
+from index.gallery.store.sqlite_jobs import SQLiteJobs
 
 RUN_ONE = """
 import sys, time
 from pathlib import Path
-from index.gallery.jobs import JobLog
-log = JobLog(Path(sys.argv[1]))
+from index.gallery.store.sqlite_jobs import SQLiteJobs
+log = SQLiteJobs(Path(sys.argv[1]))
 job = log.begin("shop.csv", "b" * 16) if len(sys.argv) == 2 else log.adopt(int(sys.argv[2]))
 job.hold()
 job.update(stage="embedding", total=10, done=4, embedded=4)
@@ -44,7 +46,7 @@ def end(process: subprocess.Popen[str]) -> int:
 
 def test_every_process_sees_a_job_and_how_it_ended(tmp_path: Path) -> None:
     process, number = start_one(tmp_path)
-    with opened_jobs(tmp_path) as log:
+    with closing(SQLiteJobs(tmp_path)) as log:
         seen = log.get(number)
         assert (seen.state, seen.stage, seen.done, seen.total) == ("running", "embedding", 4, 10)
         log.cancel(number)
@@ -57,7 +59,7 @@ def test_every_process_sees_a_job_and_how_it_ended(tmp_path: Path) -> None:
 def test_a_killed_job_is_interrupted_even_while_nobody_waited_for_its_process(tmp_path: Path) -> None:
     process, number = start_one(tmp_path)
     os.kill(process.pid, signal.SIGKILL)
-    with opened_jobs(tmp_path) as log:
+    with closing(SQLiteJobs(tmp_path)) as log:
         while (state := log.get(number).state) == "running":
             pass  # the kernel takes a moment
         assert state == "interrupted"
@@ -67,7 +69,7 @@ def test_a_killed_job_is_interrupted_even_while_nobody_waited_for_its_process(tm
 
 def test_a_killed_job_of_another_container_is_interrupted_too(tmp_path: Path) -> None:
     process, number = start_one(tmp_path)
-    with opened_jobs(tmp_path) as log:
+    with closing(SQLiteJobs(tmp_path)) as log:
         log._db.execute("UPDATE jobs SET host = 'another', process = 1")  # number 1 is alive everywhere
         assert log.get(number).state == "running"
         process.kill()
@@ -78,7 +80,7 @@ def test_a_killed_job_of_another_container_is_interrupted_too(tmp_path: Path) ->
 
 
 def test_a_job_begun_for_another_process_runs_until_that_one_ends(tmp_path: Path) -> None:
-    with opened_jobs(tmp_path) as log:
+    with closing(SQLiteJobs(tmp_path)) as log:
         begun = log.begin("shop.csv", "b" * 16).record.id
         assert log.get(begun).state == "running", "its process is still starting"
         process, number = start_one(tmp_path, begun)
@@ -93,7 +95,7 @@ def test_a_job_killed_before_it_was_held_is_soon_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     """Also when its container was started again, where the same number runs again."""
-    with opened_jobs(tmp_path) as log:
+    with closing(SQLiteJobs(tmp_path)) as log:
         begun = log.begin("shop.csv", "b" * 16).record
         monkeypatch.setattr("socket.gethostname", lambda: host)
         log._db.execute("UPDATE jobs SET host = 'this'")
@@ -104,7 +106,7 @@ def test_a_job_killed_before_it_was_held_is_soon_interrupted(
 
 
 def test_the_newest_jobs_come_first(tmp_path: Path) -> None:
-    with opened_jobs(tmp_path) as log:
+    with closing(SQLiteJobs(tmp_path)) as log:
         for name in ("monday.csv", "tuesday.csv", "wednesday.csv"):
             job = log.begin(name, "b" * 16)
             job.update(state="done")
@@ -114,7 +116,7 @@ def test_the_newest_jobs_come_first(tmp_path: Path) -> None:
 
 
 def test_the_rate_counts_the_time_that_passed(tmp_path: Path) -> None:
-    with opened_jobs(tmp_path) as log:
+    with closing(SQLiteJobs(tmp_path)) as log:
         job = log.begin("shop.csv", "b" * 16)
         job.record = job.record.model_copy(update={"started": job.record.started - 10})
         job.update(total=400, done=100)
@@ -128,7 +130,7 @@ def test_the_rate_counts_the_time_that_passed(tmp_path: Path) -> None:
 
 def _open_and_begin(directory: Path, together: "multiprocessing.synchronize.Barrier") -> None:
     together.wait()
-    log = JobLog(directory)
+    log = SQLiteJobs(directory)
     log.begin("shop.csv", "b" * 16).update(state="done")
     log.close()
 
@@ -145,5 +147,5 @@ def test_processes_may_make_the_history_at_once(tmp_path: Path) -> None:
         for process in processes:
             process.join()
         assert [process.exitcode for process in processes] == [0] * 4
-        with opened_jobs(directory) as log:
+        with closing(SQLiteJobs(directory)) as log:
             assert sorted(record.id for record in log.newest()) == [1, 2, 3, 4]

@@ -1,5 +1,6 @@
 """One gallery in many hands: threads and processes that write, search and compact at the same time."""
 
+import fcntl
 import shutil
 import subprocess
 import threading
@@ -13,9 +14,8 @@ import pytest
 
 from index.gallery import Gallery, open_gallery
 from index.gallery.types import Item, NewImage
-from index.gallery.vectors.faiss.compaction import compaction_lock
 
-from .reference import BUNDLE, TOLERANCE, PlainGallery, Vector, photo, shop, unit
+from .reference import BUNDLE, TOLERANCE, PlainGallery, Vector, index_stats, photo, shop, unit
 from .writing_process import DIMENSION, WRITERS, WRITTEN, forging, found, write
 
 QUERY = unit(*range(1, DIMENSION + 1))
@@ -73,7 +73,7 @@ def test_processes_that_make_and_fill_a_gallery_at_the_same_time_lose_nothing(tm
             names = {f"{writer}-{number}" for writer in range(WRITERS) for number in range(WRITTEN)}
             assert {item.id for item in gallery.scan(count=1000).items} == {*names, "all"}
             assert len(gallery.digests("all", BUNDLE)) == WRITERS
-            assert gallery.stats().change == WRITERS * WRITTEN
+            assert gallery.stats().revision == WRITERS * WRITTEN
             gallery.close()
 
 
@@ -192,9 +192,9 @@ def test_a_reader_answers_on_while_generations_are_replaced_under_it(tmp_path: P
         names.add(writer.compact(rebuild=start % 20 == 0))
         plain.check(reader.search(query, bundle_id=BUNDLE, top=50).hits[0], query, top=50)
     assert len(names) == 6
-    assert [path.name for path in (tmp_path / "gallery" / "generations").iterdir()] == [writer.stats().generation]
+    assert [path.name for path in (tmp_path / "gallery" / "generations").iterdir()] == [index_stats(writer).name]
     assert [hit.item.id for hit in first] == expected, "hits of a generation that is long gone can still be read"
-    eventually(lambda: reader.stats().generation == writer.stats().generation)
+    eventually(lambda: index_stats(reader).name == index_stats(writer).name)
     plain.check(reader.search(query, bundle_id=BUNDLE, top=50).hits[0], query, top=50)
     reader.close()
     writer.close()
@@ -242,17 +242,17 @@ def test_a_gallery_that_maintains_itself_compacts_when_it_is_worth_it(maintained
     def compacted() -> bool:
         maintained.search(unit(1, 2)[None], bundle_id=BUNDLE)
         stats = maintained.stats()
-        return stats.generation_change == stats.change and stats.generation is not None
+        return index_stats(maintained).revision == stats.revision and index_stats(maintained).name is not None
 
     eventually(compacted)
-    first = maintained.stats()
+    first = index_stats(maintained)
     assert (first.pending, first.kind) == (0, "exact")
     maintained.upsert([(Item(id="one more"), [photo("a", unit(1, 2))])], BUNDLE)
     maintained.search(unit(1, 2)[None], bundle_id=BUNDLE)
-    assert maintained.stats().generation == first.generation, "one image is not worth it"
+    assert index_stats(maintained).name == first.name, "one image is not worth it"
     maintained.upsert(many("second"), BUNDLE)
     eventually(compacted)
-    assert maintained.stats().generation != first.generation
+    assert index_stats(maintained).name != first.name
 
 
 def test_a_reader_that_looked_away_while_its_bundle_was_dropped_and_indexed_anew_never_mixes_two(
@@ -283,32 +283,54 @@ def test_a_reader_that_looked_away_while_its_bundle_was_dropped_and_indexed_anew
 def test_a_gallery_that_was_emptied_has_nothing_to_compact(maintained: Gallery, tmp_path: Path) -> None:
     maintained.compact()
     maintained.delete(item.id for item, _ in many("first"))
-    eventually(lambda: maintained.stats().generation is None)
-    assert maintained.stats().pending == 0
+    eventually(lambda: index_stats(maintained).name is None)
+    assert index_stats(maintained).pending == 0
     assert maintained.search(unit(1, 2)[None], bundle_id=BUNDLE).hits == [[]]
     maintained.upsert([(Item(id="mug"), [photo("front", unit(1, 2))])], BUNDLE)
     assert maintained.search(unit(1, 2)[None], bundle_id=BUNDLE).hits[0][0].item.id == "mug"
 
 
 def test_no_compaction_is_started_while_another_process_is_at_one(tmp_path: Path, maintained: Gallery) -> None:
-    with compaction_lock(tmp_path / "gallery", wait=True), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "Popen", lambda command: pytest.fail(f"{command} was started"))
-        maintained.search(unit(1, 2)[None], bundle_id=BUNDLE)
-        assert maintained.stats().generation is None
+    with (tmp_path / "gallery" / "compaction.lock").open("w") as lock, pytest.MonkeyPatch.context() as patch:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        started: list[object] = []
+        patch.setattr(subprocess, "Popen", started.append)
+        for _ in range(20):
+            maintained.search(unit(1, 2)[None], bundle_id=BUNDLE)
+            time.sleep(0.02)
+        assert index_stats(maintained).name is None
+        assert started == []
 
 
 @pytest.mark.parametrize("lost", [False, True], ids=["damaged", "lost"])
 def test_a_gallery_that_maintains_itself_makes_a_bad_generation_again(tmp_path: Path, lost: bool) -> None:
     gallery = open_gallery(tmp_path / "gallery", create=True)
     gallery.upsert(shop(20), BUNDLE)
-    name = gallery.compact()
+    report = gallery.compact()
+    assert report
     gallery.close()
-    generation = tmp_path / "gallery" / "generations" / str(name)
+    generation = tmp_path / "gallery" / "generations" / report.name
     if lost:
         shutil.rmtree(generation)
     else:
         (generation / "index.faiss").write_bytes(b"")
     maintained = open_gallery(tmp_path / "gallery", maintain=True)
-    assert maintained.stats().generation is None
-    eventually(lambda: maintained.stats().generation not in (None, name))
+    assert index_stats(maintained).name is None
+    eventually(lambda: index_stats(maintained).name not in (None, report.name))
     maintained.close()
+
+
+def test_a_search_never_takes_the_lock_of_a_compaction_nor_starts_a_process(tmp_path: Path) -> None:
+    # A disk that turned read-only, or a table of processes that is full, must not make searches fail.
+    with open_gallery(tmp_path / "gallery", create=True, maintain=True) as gallery:
+        gallery.upsert(many("first"), BUNDLE)
+        with pytest.MonkeyPatch.context() as patch:
+
+            def refuse(*arguments: object) -> None:
+                raise OSError(30, "Read-only file system")
+
+            patch.setattr(subprocess, "Popen", refuse)
+            patch.setattr(fcntl, "flock", refuse)
+            for _ in range(20):
+                assert len(gallery.search(unit(1, 2)[None], bundle_id=BUNDLE).hits[0]) == 7
+                time.sleep(0.01)

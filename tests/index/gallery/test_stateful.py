@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from index.gallery import Gallery, ItemMissing, open_gallery
+from index.gallery import Gallery, open_gallery
+from index.gallery.errors import ItemMissing
 from index.gallery.filters import Filter
+from index.gallery.settings import GallerySettings
 from index.gallery.types import Attribute, Hit, Item, NewImage
-from index.gallery.vectors import delta
-from index.gallery.vectors.faiss import compaction
-from index.gallery.vectors.faiss import settings as faiss_settings
 from index.gallery.vectors.faiss.settings import FaissSettings
 
+from .memory import MemoryData, MemoryIndex, MemoryStore
 from .reference import BUNDLE, PlainGallery, Vector, photo, unit
 
 # Few of everything, so that writes meet: items are replaced, deleted and stored again, and scores tie.
@@ -60,16 +60,24 @@ least_scores = st.none() | st.sampled_from([-0.2, 0.0, 0.4, 1.0])
 class History(RuleBasedStateMachine):
     """Writes go to one handle; searches ask it, another one that stays open, or a new one."""
 
+    settings = GallerySettings()
+    faiss_settings = FaissSettings()
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = TemporaryDirectory()
         self.writer = self.open(create=True)
         self.reader = self.open()
         self.plain = PlainGallery()
-        self.change = 0
+        self.revision = 0
 
     def open(self, *, create: bool = False) -> Gallery:
-        return open_gallery(Path(self.folder.name) / "gallery", create=create)
+        return open_gallery(
+            Path(self.folder.name) / "gallery",
+            create=create,
+            settings=self.settings,
+            faiss_settings=self.faiss_settings,
+        )
 
     def teardown(self) -> None:
         self.writer.close()
@@ -77,8 +85,8 @@ class History(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def wrote(self, change: int) -> None:
-        assert change >= self.change
-        self.change = change
+        assert change >= self.revision
+        self.revision = change
 
     @initialize(given=st.lists(entries, max_size=12), compacted=st.booleans())
     def begin(self, given: list[tuple[Item, list[NewImage]]], compacted: bool) -> None:
@@ -96,7 +104,7 @@ class History(RuleBasedStateMachine):
     def upsert_the_same_again(self, data: st.DataObject) -> None:
         item_id = data.draw(st.sampled_from(sorted(self.plain.items)))
         entry = self.plain.items[item_id], list(self.plain.images[item_id].values())
-        assert self.reader.upsert([entry], BUNDLE) == self.change
+        assert self.reader.upsert([entry], BUNDLE) == self.revision
 
     @precondition(lambda self: self.plain.items)
     @rule(data=st.data(), changed=attributes)
@@ -140,7 +148,7 @@ class History(RuleBasedStateMachine):
             found = gallery.search(
                 asked, bundle_id=BUNDLE, top=top, filter=wanted, min_score=min_score, exclude=exclude
             )
-            assert found.change == self.change
+            assert found.revision == self.revision
             for query, hits in zip(queries, found.hits, strict=True):
                 self.plain.check(hits, query[None], top=top, filter=wanted, min_score=min_score, exclude=exclude)
 
@@ -178,7 +186,8 @@ class History(RuleBasedStateMachine):
     @rule(wanted=filters, item_id=st.sampled_from(ITEMS))
     def read(self, wanted: Filter | None, item_id: str) -> None:
         for gallery in (self.writer, self.reader):
-            assert gallery.get(item_id) == self.plain.items.get(item_id)
+            stored = gallery.stored(item_id)
+            assert (stored.item if stored else None) == self.plain.items.get(item_id)
             assert gallery.digests(item_id, BUNDLE) == {
                 name: image.digest for name, image in self.plain.images.get(item_id, {}).items()
             }
@@ -188,7 +197,7 @@ class History(RuleBasedStateMachine):
             assert gallery.scan(filter=wanted).items == matching
             stats = gallery.stats()
             assert (stats.items, stats.images) == (len(self.plain.items), sum(map(len, self.plain.images.values())))
-            assert stats.change == self.change
+            assert stats.revision == self.revision
 
 
 class FullHistory(History):
@@ -215,14 +224,28 @@ def test_any_history_leaves_what_plain_python_would() -> None:
     run_state_machine_as_test(History, settings=histories(40, 20))
 
 
-def test_any_history_of_graphs_that_are_extended_leaves_what_plain_python_would(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Graph searches look free, so that graphs are really used; so small they are complete, and answer exactly.
+class MemoryHistory(History):
+    """The same on the store and the index in plain Python."""
+
+    def open(self, *, create: bool = False) -> Gallery:
+        if create:
+            self.data = MemoryData()
+        store = MemoryStore(self.data)
+        return Gallery(store, MemoryIndex(store), address="memory")
+
+
+def test_any_history_on_other_engines_leaves_what_plain_python_would() -> None:
+    run_state_machine_as_test(MemoryHistory, settings=histories(20, 20))
+
+
+class ExtendedGraphs(FullHistory):
+    """Graphs that are extended: dead positions stay, and the delta has many blocks."""
+
+    settings = GallerySettings(delta_block=1)
+    # Graph searches seem free, so that graphs are really used; so small they are complete, and return exact results.
     # Allow lists are masks of the index rather than copies.
-    settings = FaissSettings(exact_up_to=4, graph_step_cost=1e-9, copied_up_to=2)
-    monkeypatch.setattr(faiss_settings, "DEFAULT", settings)
-    # Dead positions stay, and the delta has many blocks.
-    monkeypatch.setattr(compaction, "_MOST_DEAD", 0.9)
-    monkeypatch.setattr(delta, "_SMALL", 1)
-    run_state_machine_as_test(FullHistory, settings=histories(30, 20))
+    faiss_settings = FaissSettings(exact_up_to=4, graph_step_cost=1e-9, copied_up_to=2, max_dead_share=0.9)
+
+
+def test_any_history_of_graphs_that_are_extended_leaves_what_plain_python_would() -> None:
+    run_state_machine_as_test(ExtendedGraphs, settings=histories(30, 20))

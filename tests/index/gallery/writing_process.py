@@ -19,7 +19,7 @@ import numpy as np
 from index._util.imports import faiss
 from index.gallery import Gallery, open_gallery
 from index.gallery.types import Item
-from index.gallery.vectors.faiss import settings as faiss_settings
+from index.gallery.vectors.faiss.settings import FaissSettings
 
 from .reference import BUNDLE, PlainGallery, photo, unit
 
@@ -69,8 +69,7 @@ class Orders:
 
     def compact(self, graphs_from: int) -> None:
         """Until it is killed: builds generations, of graphs when there are more images than given."""
-        faiss_settings.DEFAULT = faiss_settings.FaissSettings(exact_up_to=graphs_from)
-        gallery = open_gallery(self._address)
+        gallery = open_gallery(self._address, faiss_settings=FaissSettings(exact_up_to=graphs_from))
         while True:
             gallery.compact(rebuild=True)
             _tell("compacted", "1")

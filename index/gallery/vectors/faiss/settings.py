@@ -13,6 +13,7 @@ IndexKind = Literal["exact", "hnsw", "ivf"]
 class FaissSettings(Frozen):
     """Parameters of a FAISS index. The defaults are measured; tests set others to reach every code path."""
 
+    recall_target: float = Field(default=0.98, description="recall@10 that a build aims at")
     exact_up_to: int = Field(default=20_000, description="vectors up to which an exhaustive search is fast enough")
     hnsw_up_to: int = Field(
         default=4_000_000, description="vectors up to which a graph is built; beyond, its build takes hours"
@@ -63,6 +64,11 @@ class FaissSettings(Frozen):
         default=64, description="an allow list that is used again is copied up to this fraction (1/n) of all vectors"
     )
     chunk_rows: int = Field(default=1 << 16, description="vectors added, or converted, at a time")
+    min_pending: int = Field(default=2048, description="changes below which a compaction does not pay off")
+    pending_share: int = Field(default=64, description="nor below this fraction (1/n) of all images")
+    max_dead_share: float = Field(
+        default=0.25, description="dead positions beyond which an index is rebuilt: they cost memory and search steps"
+    )
 
     # Costs of searches in random vector reads. Only ratios matter: they choose between approximate search and scan.
     graph_step_cost: float = Field(default=16.0, description="per unit of efSearch")
@@ -81,6 +87,10 @@ class FaissSettings(Frozen):
     def choose_kind(self, count: int) -> IndexKind:
         """Returns the kind of index for a number of vectors."""
         return "exact" if count <= self.exact_up_to else "hnsw" if count <= self.hnsw_up_to else "ivf"
+
+    def is_compaction_due(self, images: int, pending: int) -> bool:
+        """Returns whether searches would gain from a compaction."""
+        return pending > max(self.min_pending, images // self.pending_share)
 
 
 DEFAULT = FaissSettings()

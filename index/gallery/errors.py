@@ -1,0 +1,84 @@
+"""The errors that a gallery raises, whichever store and vector index it has."""
+
+from index.errors import LookalikeError
+
+
+class StoreError(LookalikeError):
+    """The store cannot be read or written, or was given invalid data."""
+
+    kind = "store"
+
+
+class VersionConflict(LookalikeError):
+    """An item was changed since the writer read it."""
+
+    kind = "version-conflict"
+
+    def __init__(self, item_id: str) -> None:
+        super().__init__(f"Item {item_id!r} was changed since it was read.", "Read it again and repeat the change.")
+
+
+class SearchError(LookalikeError):
+    """A search has an invalid argument."""
+
+    kind = "search"
+
+
+class ItemMissing(LookalikeError):
+    """The item to search with does not exist, or has no vector of the active bundle."""
+
+    kind = "item-missing"
+
+    def __init__(self, item_id: str) -> None:
+        super().__init__(
+            f"The gallery has no item {item_id!r} with an image of the active bundle.", "Check the id, or add an image."
+        )
+
+
+class BundleMismatch(LookalikeError):
+    """Query vectors of one bundle met a gallery whose active bundle is another."""
+
+    kind = "bundle-mismatch"
+
+    def __init__(self, gallery_bundle: str, query_bundle: str) -> None:
+        super().__init__(
+            f"The gallery was indexed with bundle {gallery_bundle}, not with {query_bundle}.",
+            "Use the bundle that indexed the gallery, or run `lookalike reindex` with this one.",
+        )
+
+
+class IndexDamaged(LookalikeError):
+    """What a vector index built is missing, damaged or outdated; it can always be rebuilt from the store."""
+
+    kind = "index-damaged"
+
+
+class IndexBuildError(LookalikeError):
+    """The next vector index could not be written; searches continue with the last one."""
+
+    kind = "index-build"
+
+
+class SnapshotError(LookalikeError):
+    """A snapshot cannot be written, or a file is not a complete snapshot."""
+
+    kind = "snapshot"
+
+
+class JobMissing(LookalikeError):
+    """The gallery's history has no such job."""
+
+    kind = "job-missing"
+
+    def __init__(self, job_id: int) -> None:
+        super().__init__(f"The gallery has no job {job_id}.", "List them with `lookalike jobs`.")
+
+
+class JobRunning(LookalikeError):
+    """Another job writes the same gallery."""
+
+    kind = "job-running"
+
+    def __init__(self, job_id: int) -> None:
+        super().__init__(f"Job {job_id} is running.", "Wait until it has ended, or cancel it.")
+        self.job_id = job_id

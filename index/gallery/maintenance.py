@@ -1,0 +1,88 @@
+"""Compacts a gallery in the background.
+
+`python -m index.gallery.maintenance ADDRESS` compacts the active bundle in a process of its own: it takes neither the
+interpreter lock nor the memory of the process that answers searches.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+from index.errors import LookalikeError
+from index.gallery.settings import GallerySettings
+from index.gallery.vectors.base import VectorIndex
+
+log = logging.getLogger(__name__)
+
+
+class Maintainer:
+    """Starts one compaction at a time when a search has found that one is due."""
+
+    def __init__(self, address: str, index: VectorIndex, settings: GallerySettings) -> None:
+        self._address = address
+        self._index = index
+        self._settings = settings
+        self._requested = threading.Event()
+        self._closing = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
+        self._thread.start()
+
+    def request(self) -> None:
+        """Asks for a compaction; returns at once, so that a search never waits for a lock or a process."""
+        self._requested.set()
+
+    def _run(self) -> None:
+        while True:
+            self._requested.wait()
+            if self._closing.is_set():
+                return
+            try:
+                code = 0 if self._index.is_building() else self._compact()
+            except OSError as error:  # no space, read-only, no more processes
+                log.error("a compaction of %s could not be started: %s", self._address, error)
+                code = 1
+            self._closing.wait(self._settings.retry_seconds if code else self._settings.rest_seconds)
+            # Requests until now came from searches that had not yet opened the new index.
+            if not self._closing.is_set():
+                self._requested.clear()
+
+    def _compact(self) -> int:
+        # -P: the working folder may have a file with the name of one of our packages.
+        command = [sys.executable, "-P", "-m", "index.gallery.maintenance", self._address]
+        with self._lock:
+            if self._closing.is_set():
+                return 0
+            self._process = subprocess.Popen(command)
+        code = self._process.wait()
+        if code and not self._closing.is_set():
+            log.error("a compaction of %s failed with exit code %s; see its message above", self._address, code)
+        return code
+
+    def close(self) -> None:
+        """Stops a running compaction, which then has changed nothing."""
+        with self._lock:
+            self._closing.set()
+            self._requested.set()
+            if self._process:
+                self._process.terminate()
+        self._thread.join()
+
+
+def main(address: str) -> None:
+    """Compacts the active bundle, unless another process is doing so."""
+    from index.gallery import open_gallery
+
+    os.nice(10)
+    with open_gallery(address) as gallery:
+        gallery.compact(wait=False)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1])
+    except LookalikeError as error:
+        sys.exit(str(error))

@@ -1,0 +1,210 @@
+"""The first seam of a gallery: the item store, the only source of truth.
+
+A vector index follows the store by its change log: `changes(bundle, since)` returns what happened after a revision.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.embedding.bundle import Bundle
+from index.gallery.jobs import JobHistory
+from index.gallery.types import Item, NewImage, StoredItem
+
+
+class BundleRow(NamedTuple):
+    """A bundle with vectors in the store, and what a vector index has built of them."""
+
+    key: int
+    id: str
+    dimension: int
+    index_name: str | None
+    index_revision: int
+
+
+class Head(NamedTuple):
+    """The newest revision, and the active bundle, at one instant."""
+
+    revision: int
+    forgotten: int
+    """Removals up to this revision are no longer listed: a follower that has seen less starts again."""
+    bundle: BundleRow | None
+    previous: BundleRow | None
+
+
+class ImageRow(NamedTuple):
+    """An image with its vector of one bundle, in half precision."""
+
+    key: int
+    item: int
+    id: str
+    digest: str
+    vector: bytes
+
+
+class Changes(NamedTuple):
+    """What happened after a revision, as far as one bundle's vectors are concerned; read at one instant."""
+
+    revision: int
+    forgotten: int
+    removed: list[int]
+    """Keys of images."""
+    images: list[ImageRow]
+    items: dict[int, Item]
+    """By key: items that changed, and the items of `images`."""
+
+
+class ImageRecord(NamedTuple):
+    """An image of a bundle without its vector."""
+
+    key: int
+    item: int
+    id: str
+    digest: str
+    revision: int
+    """The revision that stored the vector."""
+
+
+class FullImageRow(NamedTuple):
+    """All that the store holds of an image for one bundle, its item included."""
+
+    key: int
+    item: int
+    id: str
+    digest: str
+    vector: bytes
+    item_id: str
+    title: str
+    url: str
+    attributes: str
+
+
+class StoreReader(Protocol):
+    """Reads of a store. Bundles are given by key, except where the parameter is a `bundle_id`."""
+
+    def news(self) -> int:
+        """Returns a number that differs from the last one whenever another connection has written; cheap."""
+
+    def head(self) -> Head: ...
+
+    def revision(self) -> int: ...
+
+    def counts(self) -> tuple[int, int]:
+        """Returns the number of items and of images."""
+
+    def bundle(self, bundle_id: str) -> BundleRow | None: ...
+
+    def bundles(self) -> list[BundleRow]: ...
+
+    def changes(self, bundle: int, since: int) -> Changes:
+        """Returns what a follower that has seen the revision `since` must apply."""
+
+    def stored(self, item_id: str) -> StoredItem | None: ...
+
+    def items_after(self, item_id: str, count: int) -> list[Item]:
+        """Returns the next items in the order of their ids."""
+
+    def item_keys(self, item_ids: Sequence[str]) -> set[int]:
+        """Returns the keys of those items that exist."""
+
+    def item_vectors(self, item_id: str, bundle: int) -> dict[str, NDArray[np.float32]]:
+        """Returns image id to vector, of an item's images that have one."""
+
+    def digests(self, item_ids: Iterable[str], bundle_id: str) -> dict[tuple[str, str], str]:
+        """Returns (item id, image id) to digest, of those images that have a vector of the bundle."""
+
+    def image_ids(self) -> Iterator[tuple[str, str]]:
+        """Yields item and image id of every image, by item; only within `ItemStore.reading`."""
+
+    def images_without(self, bundle_id: str) -> int:
+        """Returns the number of images that have no vector of a bundle."""
+
+    def thumbnail(self, digest: str) -> bytes | None: ...
+
+    # Bulk reads for building an index; only within `ItemStore.reading`
+
+    def image_count(self, bundle: int) -> int: ...
+
+    def image_records(self, bundle: int) -> Iterator[ImageRecord]:
+        """Yields every image of a bundle by key."""
+
+    def items(self, bundle: int) -> Iterator[tuple[int, Item]]:
+        """Yields the items that have such an image, by key."""
+
+    def vectors(self, bundle: int, since: int, out: NDArray[np.float16]) -> None:
+        """Fills `out` with the vectors that are newer than the revision `since`, by image key."""
+
+    def full_images(self, bundle: int) -> Iterator[list[FullImageRow]]:
+        """Yields every image of a bundle with everything about it, by key, in batches."""
+
+
+class ItemStore(Protocol):
+    """Items, images, vectors, bundles and jobs. A write is acknowledged after its commit.
+
+    Writes return the gallery's revision after them, which grows only if something changed. `expected` maps item ids to
+    the versions that the write is based on, None for an item that must not exist; if one differs, nothing is written
+    and VersionConflict is raised.
+    """
+
+    @property
+    def watch(self) -> StoreReader:
+        """For following the change log: never waits for other reads."""
+
+    @property
+    def read(self) -> StoreReader:
+        """For single reads."""
+
+    @property
+    def jobs(self) -> JobHistory: ...
+
+    def reading(self) -> AbstractContextManager[StoreReader]:
+        """Opens a reader for a long read, all of one instant."""
+
+    def upsert(
+        self,
+        entries: Iterable[tuple[Item, Sequence[NewImage]]],
+        bundle_id: str,
+        *,
+        expected: Mapping[str, int | None] = ...,
+        without: Mapping[str, Iterable[str]] = ...,
+    ) -> int:
+        """Stores items and images; other images of an item stay, except those that `without` names for it.
+
+        The first bundle of a gallery becomes the active one.
+        """
+
+    def delete(self, item_ids: Iterable[str], *, expected: Mapping[str, int | None] = ...) -> int:
+        """Removes items with their images; unknown ids are ignored."""
+
+    def set_index(self, bundle: int, name: str | None, revision: int) -> None:
+        """Records what a vector index has built, and prunes removals that no follower needs any more."""
+
+    def set_active(self, bundle: int) -> None:
+        """Makes a bundle the active one, and the active one the previous."""
+
+    def drop_bundle(self, bundle: BundleRow) -> None:
+        """Removes a bundle that is not active, its vectors and its copy."""
+
+    def keep_bundle(self, bundle: Bundle) -> None:
+        """Keeps a copy of a bundle's files."""
+
+    def has_bundle(self, bundle_id: str) -> bool:
+        """Whether there is a copy of the bundle."""
+
+    def kept_bundle(self, bundle_id: str) -> Bundle:
+        """Returns the copy after checking it."""
+
+    def problems(self) -> list[str]:
+        """Returns what is wrong with the stored data itself; empty if nothing is."""
+
+    def files(self, folder: Path) -> dict[str, Path]:
+        """Writes a consistent copy into a folder, and returns name to path of every file that a snapshot needs."""
+
+    def size(self) -> int:
+        """Returns the bytes that the store takes on disk."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,102 @@
+"""The second seam of a gallery: the vector index, derived from the store and disposable.
+
+An index may be behind the store, never wrong: the gallery searches what changed since (the delta) exactly, and masks
+what was removed or replaced. So a write is visible to the next search, whatever the engine's own consistency.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.gallery.filters import Filter
+from index.gallery.store.base import BundleRow, StoreReader
+from index.gallery.types import BuildReport, Facet, HitRecords, IndexStats, Item, Progress
+
+Queries = NDArray[np.float32]
+Positions = NDArray[np.int64]
+Results = tuple[NDArray[np.float32], Positions]
+"""Scores and positions of shape (queries, count), best first, padded with the score -inf and the position -1."""
+
+
+class Segment(HitRecords, Protocol):
+    """Images that are searched together; a position is valid for the segment that returned it."""
+
+    @property
+    def count(self) -> int:
+        """The number of images that a search may return."""
+
+    def search(self, queries: Queries, count: int, *, filtered: bool) -> Results:
+        """Returns the nearest positions of each query; `filtered` if a user's filter restricts the segment."""
+
+    def keys(self, positions: Positions) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the store's keys of the images and of their items."""
+
+    def positions(self) -> Positions:
+        """Returns every position that a search may return."""
+
+    def vectors(self, positions: Positions) -> NDArray[np.float16]: ...
+
+
+class BuiltIndex(Protocol):
+    """What an engine has built of one bundle's vectors, as of one revision; immutable."""
+
+    @property
+    def name(self) -> str | None:
+        """Identifies what was built; None if it only stands in for an index that is missing or damaged."""
+
+    @property
+    def revision(self) -> int: ...
+
+    @property
+    def max_images_per_item(self) -> int: ...
+
+    @property
+    def masked(self) -> int:
+        """The number of its images that `after` removed, and of its items that it replaced."""
+
+    def after(self, removed: Sequence[int], items: Mapping[int, Item]) -> Self:
+        """Returns the index without some images, and with newer items; both by the store's keys."""
+
+    def segment(self, filter: Filter | None) -> Segment:
+        """Returns the images whose items match a filter."""
+
+    def facets(self, count: int) -> list[Facet]: ...
+
+    def is_due(self, pending: int) -> bool:
+        """Whether a compaction pays off, with so many pending changes."""
+
+    def stats(self, pending: int) -> IndexStats: ...
+
+
+class VectorIndex(Protocol):
+    """Builds and opens the indexes of a gallery's bundles."""
+
+    def open(self, bundle: BundleRow) -> BuiltIndex:
+        """Opens what the store names as the bundle's index; raises IndexDamaged."""
+
+    def load(self, reader: StoreReader, bundle: BundleRow) -> BuiltIndex:
+        """Returns an exact index of the store's vectors, in memory, while there is none to open."""
+
+    def build(
+        self, bundle_id: str, *, rebuild: bool = False, wait: bool = True, on_progress: Progress = ...
+    ) -> BuildReport | None:
+        """Brings a bundle's index up to the store's revision and records it there.
+
+        One build of a gallery runs at a time. Returns None for a bundle without images, and, unless it is to `wait`,
+        when another process is building. `rebuild` builds from scratch instead of extending the last index.
+        """
+
+    def is_building(self) -> bool:
+        """Whether some process is building."""
+
+    def report(self, bundle: BundleRow) -> BuildReport | None:
+        """Returns what was measured when the bundle's index was built; None if there is no index."""
+
+    def clean(self) -> None:
+        """Removes what no bundle of the store uses any more."""
+
+    def files(self, bundle: BundleRow) -> dict[str, Path]:
+        """Returns name to path of the files that a snapshot needs to open the bundle's index; raises IndexDamaged."""

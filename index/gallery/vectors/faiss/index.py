@@ -1,0 +1,147 @@
+"""The vector index of a gallery on one machine: FAISS generations in a folder."""
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from index.gallery.errors import IndexBuildError, IndexDamaged
+from index.gallery.store.base import BundleRow, ItemStore, StoreReader
+from index.gallery.types import BuildReport, Progress, no_progress
+from index.gallery.vectors.faiss import settings as defaults
+from index.gallery.vectors.faiss.compaction import build_generation
+from index.gallery.vectors.faiss.generation import (
+    INDEX_FILE,
+    MANIFEST_FILE,
+    RECORDS_FILE,
+    Generation,
+    Manifest,
+    open_generation,
+    read_manifest,
+)
+from index.gallery.vectors.faiss.masked import MaskedGeneration
+from index.gallery.vectors.faiss.settings import FaissSettings
+
+GENERATIONS = "generations"
+GENERATION_FILES = (INDEX_FILE, RECORDS_FILE, MANIFEST_FILE)
+_LOCK = "compaction.lock"
+
+
+class FaissIndex:
+    """Generations of a gallery's bundles; several processes may share the folder."""
+
+    def __init__(self, directory: Path, store: ItemStore, settings: FaissSettings | None = None) -> None:
+        self._directory = directory
+        self._root = directory / GENERATIONS
+        self._store = store
+        self._settings = settings or defaults.DEFAULT
+
+    def open(self, bundle: BundleRow) -> MaskedGeneration:
+        directory = self._root / str(bundle.index_name)
+        generation, manifest = open_generation(directory, self._settings)
+        _check_manifest(bundle, manifest)
+        return MaskedGeneration(generation, self._settings, _size(directory), generation.alive)
+
+    def load(self, reader: StoreReader, bundle: BundleRow) -> MaskedGeneration:
+        generation = Generation.in_memory(reader, bundle)
+        return MaskedGeneration(generation, self._settings, 0, generation.alive)
+
+    def build(
+        self, bundle_id: str, *, rebuild: bool = False, wait: bool = True, on_progress: Progress = no_progress
+    ) -> BuildReport | None:
+        with self._lock(wait=wait) as is_locked:
+            bundle = self._store.read.bundle(bundle_id)
+            if not is_locked or bundle is None:
+                return None
+            try:
+                self._root.mkdir(exist_ok=True)
+                self._remove_unused()
+                name = build_generation(self._root, self._store, bundle, self._settings, rebuild, on_progress)
+                self._remove_unused()
+            except OSError as error:
+                raise IndexBuildError(
+                    f"The next generation of {self._directory} could not be written: {error}.",
+                    "Free space on its disk and compact again; searches continue, and nothing is lost.",
+                ) from error
+            if name is None:
+                return None
+            return _report(read_manifest(self._root / name), is_new=name != bundle.index_name)
+
+    def is_building(self) -> bool:
+        with self._lock(wait=False) as is_locked:
+            return not is_locked
+
+    def report(self, bundle: BundleRow) -> BuildReport | None:
+        if bundle.index_name is None:
+            return None
+        return _report(read_manifest(self._root / bundle.index_name), is_new=False)
+
+    def clean(self) -> None:
+        with self._lock(wait=True):
+            self._remove_unused()
+
+    def files(self, bundle: BundleRow) -> dict[str, Path]:
+        if bundle.index_name is None:
+            return {}
+        self.open(bundle)  # checks every byte
+        return {
+            f"{GENERATIONS}/{bundle.index_name}/{name}": self._root / bundle.index_name / name
+            for name in GENERATION_FILES
+        }
+
+    @contextmanager
+    def _lock(self, *, wait: bool) -> Iterator[bool]:
+        """Holds the lock that only one process has; without `wait`, yields false when another one has it."""
+        with (self._directory / _LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def _remove_unused(self) -> None:
+        """Removes generations that no bundle names, and what a killed build left.
+
+        A process that still searches one of them keeps its files until it closes them.
+        """
+        named = {bundle.index_name for bundle in self._store.read.bundles()}
+        for path in self._root.iterdir() if self._root.is_dir() else ():
+            if path.name not in named:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _check_manifest(bundle: BundleRow, manifest: Manifest) -> None:
+    """Refuses an intact generation that is not the one that the store names."""
+    pairs = {
+        "name": (manifest.name, bundle.index_name),
+        "bundle": (manifest.bundle_id, bundle.id),
+        "revision": (manifest.revision, bundle.index_revision),
+        "dimension": (manifest.dimension, bundle.dimension),
+    }
+    for field, (found, expected) in pairs.items():
+        if found != expected:
+            raise IndexDamaged(
+                f"The generation {bundle.index_name} has {field} {found}, not {expected}.",
+                "Rebuild it: lookalike gallery compact.",
+            )
+
+
+def _report(manifest: Manifest, *, is_new: bool) -> BuildReport:
+    plan = manifest.plan
+    return BuildReport(
+        name=manifest.name,
+        revision=manifest.revision,
+        images=manifest.images,
+        is_new=is_new,
+        kind=plan.kind,
+        recall=plan.recall,
+        target=plan.target,
+        effort=plan.effort,
+        scans=plan.scans,
+    )
+
+
+def _size(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.iterdir())
