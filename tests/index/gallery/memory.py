@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +85,7 @@ class MemoryStore:
     @contextmanager
     def _transaction(self) -> Iterator[MemoryData]:
         """Applies a draft of all tables at once, or nothing."""
-        fields = {
+        fields: dict[str, Any] = {
             name: copy.copy(value) if isinstance(value, dict | list | set) else value
             for name, value in vars(self.data).items()
         }

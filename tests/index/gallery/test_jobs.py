@@ -12,7 +12,7 @@ import pytest
 
 from index.cli.job_progress import line_of
 from index.errors import LookalikeError
-from index.gallery.errors import JobMissing, JobRunning
+from index.gallery.errors import JobMissing
 from index.gallery.store.sqlite_jobs import SQLiteJobs
 
 RUN_ONE = """
