@@ -14,26 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index._util.models import Frozen
 from index.gallery.filters import AnyOf, Condition, Exists, Filter, Range, ValueType, plain_number
 from index.gallery.types import Attribute
 from index.gallery.vectors.faiss.arrays import Arrays, Texts, pack_texts
+from index.items import Facet as Facet
 
 Mask = NDArray[np.bool_]
 
 # An attribute that few rows have is stored as the places of those rows, so that a catalogue with thousands of rare
 # attributes costs what its values do rather than rows times attributes.
 _SPARSE_BELOW = 0.25
-
-
-class Facet(Frozen):
-    """What an attribute holds: its most frequent values with their counts, and the span of its numbers."""
-
-    name: str
-    values: list[tuple[Attribute, int]]
-    minimum: int | float | None
-    maximum: int | float | None
-    distinct: int
 
 
 class _Growing:
