@@ -29,7 +29,7 @@ Attribute = Annotated[
     Discriminator(
         lambda value: type(value).__name__,
         custom_error_type="attribute_type",
-        custom_error_message="Input should be a text, a number, true or false",
+        custom_error_message="Input should be a string, a number, true or false",
     ),
     # The generated schema has oneOf, which rejects integers because they match both int and float.
     WithJsonSchema(
