@@ -61,7 +61,7 @@ class operation(Generic[P, Definition]):
     becomes an iterator or an asynchronous iterator over T.
     """
 
-    def __init__(self, define: "Callable[Concatenate[Any, P], Definition]") -> None:
+    def __init__(self, define: Callable[Concatenate[Any, P], Definition]) -> None:
         self._define = define
 
     @overload

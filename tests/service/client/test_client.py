@@ -237,6 +237,67 @@ def send(handler: BaseHTTPRequestHandler, media_type: str, body: bytes) -> None:
     handler.wfile.write(body)
 
 
+class FlakyServer:
+    """Fails the first requests, by closing the connection or with a status, and then returns a job."""
+
+    def __init__(self, failures: int, status: int | None = None, retry_after: str = "0") -> None:
+        self._failures = failures
+        self._status = status
+        self._retry_after = retry_after
+        self.requests = 0
+
+    def __call__(self, handler: BaseHTTPRequestHandler) -> None:
+        self.requests += 1
+        if self.requests > self._failures:
+            send(handler, "application/json", job("done"))
+        elif self._status:
+            handler.send_response(self._status)
+            handler.send_header("Retry-After", self._retry_after)
+            handler.end_headers()
+
+
+def test_a_broken_connection_is_retried_only_if_the_request_is_idempotent() -> None:
+    flaky = FlakyServer(failures=2)
+    with fake_server(flaky) as address, Client(address) as client:
+        assert client.job(7).state == "done" and flaky.requests == 3
+        flaky.requests = 0
+        with pytest.raises(ServiceUnreachable, match="Server disconnected"):
+            client.start_job("catalogue")
+        assert flaky.requests == 1
+        flaky.requests = 0
+        with pytest.raises(ServiceUnreachable):
+            client.put_item("mug-1", version=3)
+        assert flaky.requests == 1
+
+
+@pytest.mark.anyio
+async def test_a_broken_connection_is_retried_by_the_async_client() -> None:
+    flaky = FlakyServer(failures=2)
+    with fake_server(flaky) as address:
+        async with AsyncClient(address) as client:
+            assert (await client.job(7)).state == "done" and flaky.requests == 3
+            flaky.requests = 0
+            with pytest.raises(ServiceUnreachable, match="Server disconnected"):
+                await client.start_job("catalogue")
+            assert flaky.requests == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_rejected_request_is_retried_whatever_it_does(status: int) -> None:
+    flaky = FlakyServer(failures=1, status=status)
+    with fake_server(flaky) as address, Client(address) as client:
+        assert client.start_job("catalogue").state == "done" and flaky.requests == 2
+
+
+@pytest.mark.parametrize(("status", "retry_after"), [(500, "0"), (503, "61")])
+def test_other_errors_and_long_delays_are_not_retried(status: int, retry_after: str) -> None:
+    flaky = FlakyServer(failures=1, status=status, retry_after=retry_after)
+    with fake_server(flaky) as address, Client(address) as client, pytest.raises(ServiceError) as caught:
+        client.job(7)
+    assert (caught.value.status, caught.value.type, flaky.requests) == (status, "about:blank", 1)
+    assert "without an error document of Lookalike" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("media_type", "body", "message"),
     [
