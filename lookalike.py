@@ -1,92 +1,159 @@
-"""The command line: one screen that composes each package's commands.
+"""The command line, and the public Python names.
 
-Every verb imports its engine only when it runs, so help is quick and serving never meets PyTorch.
+    from lookalike import Client, Gallery, open_gallery
+
+Importing this module loads none of the packages: each name is imported when it is first used, each command imports its
+engine when it runs. So the client needs no engine, help is quick, and serving never loads PyTorch.
 """
 
 import sys
-import traceback
-from importlib.metadata import version
-from pathlib import Path
-from typing import Annotated
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated
 
-import typer
+if TYPE_CHECKING:
+    import typer
 
-import index.cli.gallery
-import index.cli.ingest
-import service.auth.cli
-import service.cli
-import training.cli
-import training.study.cli
-from index.errors import LookalikeError
+    from index.embedding.bundle import Bundle
+    from index.embedding.embedder import Embedder
+    from index.errors import LookalikeError
+    from index.gallery import Gallery, open_gallery
+    from index.gallery.filters import Filter
+    from index.items import Item
+    from service.client import AsyncClient, Client
+    from training.losses.proxy_isa import ProxyISALoss
 
-app = typer.Typer(
-    help="Visual product search: train on your own catalogue, index it, serve it.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-for verb in (
-    training.cli.train,
-    training.cli.evaluate,
-    training.cli.export,
-    training.cli.report,
-    training.study.cli.study,
-    index.cli.ingest.reindex,
-    index.cli.ingest.jobs,
-    index.cli.ingest.search,
-):
-    app.command(no_args_is_help=True)(verb)
-app.command()(service.cli.serve)  # its settings may all come from variables
-app.add_typer(index.cli.gallery.app, name="gallery")
-app.add_typer(service.auth.cli.app, name="keys")
+    app: typer.Typer
 
+__all__ = [
+    "AsyncClient",
+    "Bundle",
+    "Client",
+    "Embedder",
+    "Filter",
+    "Gallery",
+    "Item",
+    "LookalikeError",
+    "ProxyISALoss",
+    "open_gallery",
+]
 
-def _tell_version(asked: bool) -> None:
-    if asked:
-        print(f"lookalike {version('lookalike')}")
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    told: Annotated[
-        bool, typer.Option("--version", help="Tell the version and end.", callback=_tell_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Read by `main`, which takes `--debug` at any place of the line; declared here for the help."""
+_MODULES = {
+    "AsyncClient": "service.client",
+    "Bundle": "index.embedding.bundle",
+    "Client": "service.client",
+    "Embedder": "index.embedding.embedder",
+    "Filter": "index.gallery.filters",
+    "Gallery": "index.gallery",
+    "Item": "index.items",
+    "LookalikeError": "index.errors",
+    "ProxyISALoss": "training.losses.proxy_isa",
+    "open_gallery": "index.gallery",
+}
 
 
-@app.command()
-def demo(
-    directory: Annotated[Path, typer.Option("--dir", help="Where the demo keeps its files.")] = Path("demo"),
-    quick: Annotated[bool, typer.Option("--quick", help="A smaller shop, a minute instead of three.")] = False,
-    serve: Annotated[bool, typer.Option(help="Serve the shop when it is ready.")] = True,
-    host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)] = 8000,
-) -> None:
-    """Train on the built-in sample shop, index it and serve it.
+if not TYPE_CHECKING:  # type checkers would take every name for an attribute
 
-    Example: lookalike demo --no-serve --dir /tmp/shop
-    """
-    training.cli.prepare_demo(directory, quick=quick)
-    if serve:
-        service.cli.serve_demo(directory, host=host, port=port)
+    def __getattr__(name: str) -> object:
+        """Imports a public name when it is first used."""
+        if name == "app":
+            return _build_app()
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+@cache
+def _build_app() -> "typer.Typer":
+    """Composes the commands of the packages into one command line."""
+    from importlib.metadata import version
+    from pathlib import Path
+
+    import typer
+
+    import index.cli.gallery
+    import index.cli.ingest
+    import service.auth.cli
+    import service.cli
+    import training.cli
+    import training.study.cli
+
+    app = typer.Typer(
+        help="Visual product search: train on your own catalogue, index it, serve it.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    for command in (
+        training.cli.train,
+        training.cli.evaluate,
+        training.cli.export,
+        training.cli.report,
+        training.study.cli.study,
+        index.cli.ingest.reindex,
+        index.cli.ingest.jobs,
+        index.cli.ingest.search,
+    ):
+        app.command(no_args_is_help=True)(command)
+    app.command()(service.cli.serve)  # without arguments: its settings may all come from environment variables
+    app.add_typer(index.cli.gallery.app, name="gallery")
+    app.add_typer(service.auth.cli.app, name="keys")
+
+    def print_version(requested: bool) -> None:
+        if requested:
+            print(f"lookalike {version('lookalike')}")
+            raise typer.Exit
+
+    @app.callback()
+    def options(
+        debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+        version: Annotated[
+            bool, typer.Option("--version", help="Print the version and exit.", callback=print_version, is_eager=True)
+        ] = False,
+    ) -> None:
+        """Declares the options for the help; `main` reads --debug, which may be anywhere on the command line."""
+
+    @app.command()
+    def demo(
+        directory: Annotated[Path, typer.Option("--dir", help="Where the demo keeps its files.")] = Path("demo"),
+        quick: Annotated[bool, typer.Option("--quick", help="A smaller shop, a minute instead of three.")] = False,
+        serve: Annotated[bool, typer.Option(help="Serve the shop when it is ready.")] = True,
+        host: Annotated[str, typer.Option(help="Address to serve on.")] = "127.0.0.1",
+        port: Annotated[int, typer.Option(help="Port to serve on; 0 takes a free one.", min=0, max=65535)] = 8000,
+    ) -> None:
+        """Train on the built-in sample shop, index it and serve it.
+
+        Example: lookalike demo --no-serve --dir /tmp/shop
+        """
+        training.cli.prepare_demo(directory, quick=quick)
+        if serve:
+            service.cli.serve_demo(directory, host=host, port=port)
+
+    return app
 
 
 def main() -> None:
-    """Runs a verb. Exit codes: 0 done, 1 a mistake to mend, 2 wrong usage, 3 done in part, 70 a fault of ours."""
+    """Runs a command. Exit codes: 0 success, 1 user error, 2 wrong usage, 3 partial success, 70 internal error."""
+    from index.errors import LookalikeError
+
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
-        app()
+        _build_app()()
     except Exception as error:
         if debug:
+            import traceback
+
             traceback.print_exc()
         elif isinstance(error, LookalikeError):
             print(f"lookalike: {error}", file=sys.stderr)
         else:
-            hint = "This is a fault in Lookalike; --debug shows where."
+            hint = "This is a bug in Lookalike; --debug shows the traceback."
             print(f"lookalike: {type(error).__name__}: {error}. {hint}", file=sys.stderr)
         sys.exit(1 if isinstance(error, LookalikeError) else 70)
     except KeyboardInterrupt:

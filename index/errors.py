@@ -1,17 +1,53 @@
-"""The error that every package raises for a mistake its user can mend."""
+"""The base class of the errors that a user can fix.
+
+    LookalikeError
+      index
+        ArraysError
+        BundleError
+        BundleMismatch
+        Cancelled
+        CatalogueError
+        ClusterError
+        CompactionError
+        EngineMissing
+        FilterError
+        GenerationError
+        ImageError
+        IndexFileError
+        ItemMissing
+        JobMissing
+        ReindexError
+        SearchError
+        SnapshotError
+        VersionConflict
+      service
+        FetchError
+        JobRunning
+        KeyProblem
+          KeyMissing
+        NotReady
+        Overloaded
+          Busy
+        ServiceError
+        ServiceUnreachable
+        SettingsError
+      training
+        TrainingError
+
+Any other exception that escapes is a bug.
+"""
 
 from typing import ClassVar
 
 
 class LookalikeError(Exception):
-    """What went wrong, in words for the person who caused it, and what to do about it.
+    """The problem, in words for the user who caused it, and its remedy.
 
-    The command line prints it as one line, the service as one problem document; anything else that
-    escapes is a fault of ours and shows its traceback.
+    The command line prints it in one line, the service returns it as a problem document.
     """
 
     kind: ClassVar[str] = "invalid"
-    """A stable slug for machines; subclasses set their own."""
+    """A stable slug for programs; subclasses set their own."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__(problem, remedy)

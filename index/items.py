@@ -1,4 +1,4 @@
-"""Items, their attributes, and the limits of the gallery's interface.
+"""Items, their attributes and facets, and the limits that hold for every way in: HTTP, tables and Python.
 
 Imports neither NumPy nor an engine, so that the HTTP client can use the same types as the gallery.
 """
@@ -16,11 +16,11 @@ MAX_ATTRIBUTES = 256
 MAX_NAME_LENGTH = 256
 MAX_TEXT_LENGTH = 4096
 MAX_INTEGER = 2**53
-"""Numbers are compared as doubles; beyond this, neighbouring integers would become equal."""
+"""Numbers are compared as doubles; beyond this, neighbouring integers would compare equal."""
 MAX_TOP = 1000
-"""Items that one search returns; a cursor continues it."""
+"""Items that one search may return; its cursor returns the next ones."""
 
-# The type of a value decides, and no value is converted: true is not 1, and "5" stays a text.
+# Discriminated by type, so that no value is converted: true is not 1, and "5" stays a string.
 Attribute = Annotated[
     Annotated[str, Field(max_length=MAX_TEXT_LENGTH), Tag("str")]
     | Annotated[int, Field(ge=-MAX_INTEGER, le=MAX_INTEGER), Tag("int")]
@@ -29,9 +29,9 @@ Attribute = Annotated[
     Discriminator(
         lambda value: type(value).__name__,
         custom_error_type="attribute_type",
-        custom_error_message="Input should be a text, a number, true or false",
+        custom_error_message="Input should be a string, a number, true or false",
     ),
-    # The generated schema has oneOf, which no integer satisfies: it is a number too.
+    # The generated schema has oneOf, which rejects integers because they match both int and float.
     WithJsonSchema(
         {"anyOf": [{"type": "string", "maxLength": MAX_TEXT_LENGTH}, {"type": "number"}, {"type": "boolean"}]}
     ),
@@ -43,6 +43,16 @@ class Item(Frozen):
     """A product: id, title, URL and attributes."""
 
     id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
-    title: str = ""
-    url: str = ""
+    title: str = Field(default="", max_length=MAX_TITLE_LENGTH)
+    url: str = Field(default="", max_length=MAX_URL_LENGTH)
     attributes: dict[AttributeName, Attribute] = Field(default={}, max_length=MAX_ATTRIBUTES)
+
+
+class Facet(Frozen):
+    """The values of an attribute: the most frequent with their counts, and the range of the numbers."""
+
+    name: str
+    values: list[tuple[Attribute, int]]
+    minimum: int | float | None
+    maximum: int | float | None
+    distinct: int

@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from index.embedding.bundle import BundleError
@@ -22,20 +21,10 @@ from index.gallery.search import SearchError
 from index.gallery.store.sqlite import VersionConflict
 from service.inference import Overloaded
 from service.live_model import NotReady
+from service.schemas.responses import Problem as Problem
 from service.url_fetcher import FetchError
 
 MEDIA_TYPE = "application/problem+json"
-
-
-class Problem(BaseModel):
-    """The body of every error."""
-
-    type: str = Field(description="what kind of problem it is; stable, for programs")
-    title: str = Field(description="the kind in words")
-    status: int
-    detail: str = Field(description="what was wrong with this request")
-    remedy: str = Field(description="what to do about it")
-    request_id: str = Field(description="names the request in the service's log")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import base64
 import binascii
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -13,6 +13,7 @@ from starlette.datastructures import UploadFile
 from index.gallery.filters import Filter
 from index.items import MAX_ID_LENGTH, MAX_TOP, MAX_URL_LENGTH
 from service.problems import INVALID, PHOTO_MISSING, UNSUPPORTED_BODY, ProblemError
+from service.schemas.responses import Include
 
 DEFAULT_TOP = 12
 MAX_GIVEN = 256
@@ -21,7 +22,6 @@ _MOST_KEYS = 32
 _MOST_COMMAS = 100_000
 """Of a JSON body: photos in base64 have none, and 16 searches that each leave out 1,000 items have 16,000."""
 Shape = TypeVar("Shape", bound=BaseModel)
-Include = Literal["attributes", "vectors"]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 

@@ -1,7 +1,8 @@
-"""The command line: help for every verb, one clear line for a mistake, a traceback only when asked."""
+"""The command line: help for every command, one clear line per user error, a traceback only with --debug."""
 
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,11 +13,11 @@ from tests.support.processes import lookalike
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo, write_tiny_source
 
-VERBS = ("demo", "train", "study", "evaluate", "export", "report", "reindex", "search", "serve")
+COMMANDS = ("demo", "train", "study", "evaluate", "export", "report", "reindex", "search", "serve")
 
 
-class Told(NamedTuple):
-    """How a verb ended and what it said."""
+class Result(NamedTuple):
+    """The exit code and the output of a command."""
 
     code: object
     out: str
@@ -24,29 +25,29 @@ class Told(NamedTuple):
 
 
 @pytest.fixture
-def tell(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Told]:
-    """Runs a line as `lookalike` would, in this process: starting one for each would take minutes."""
+def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Runs a command in this process: one process per command would take minutes."""
 
-    def run(*arguments: str | Path) -> Told:
+    def run_main(*arguments: str | Path) -> Result:
         monkeypatch.setattr(sys, "argv", ["lookalike", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exited:
             main()
-        return Told(ended.value.code, *capfd.readouterr())
+        return Result(exited.value.code, *capfd.readouterr())
 
-    return run
-
-
-def test_help_names_every_verb() -> None:
-    told = lookalike("--help")
-    assert told.returncode == 0, told.stderr
-    assert all(verb in told.stdout for verb in VERBS)
+    return run_main
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help_with_an_example(tell: Callable[..., Told], verb: str) -> None:
-    told = tell(verb, "--help")
-    assert told.code == 0
-    assert f"Example: lookalike {verb}" in told.out
+def test_help_lists_every_command() -> None:
+    result = lookalike("--help")
+    assert result.returncode == 0, result.stderr
+    assert all(command in result.stdout for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(run: Callable[..., Result], command: str) -> None:
+    result = run(command, "--help")
+    assert result.code == 0
+    assert f"Example: lookalike {command}" in result.out
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +64,14 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_search_prints_the_right_item_first(tell: Callable[..., Told], shop: Path) -> None:
-    told = tell("search", shop / "photo.jpg", "--gallery", shop / "gallery", "--bundle", shop / "bundle")
-    assert told.code == 0, told.error
-    assert "ball-blue" in told.out.splitlines()[0]
-    assert len(told.out.splitlines()) == 5
+def test_search_prints_the_right_item_first(run: Callable[..., Result], shop: Path) -> None:
+    result = run("search", shop / "photo.jpg", "--gallery", shop / "gallery", "--bundle", shop / "bundle")
+    assert result.code == 0, result.error
+    assert "ball-blue" in result.out.splitlines()[0]
+    assert len(result.out.splitlines()) == 5
 
 
-MISTAKES = [
+USER_ERRORS = [
     ("search nothing.jpg --gallery {shop}/gallery --bundle {shop}/bundle", "No photo at nothing.jpg"),
     ("search {shop}/text.jpg --gallery {shop}/gallery --bundle {shop}/bundle", "not an image of a known format"),
     ("search {shop}/photo.jpg --gallery {shop}/nothing --bundle {shop}/bundle", "lookalike reindex"),
@@ -97,33 +98,51 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("line", "message"), MISTAKES, ids=[line for line, _ in MISTAKES])
-def test_a_mistake_gets_one_clear_line(tell: Callable[..., Told], shop: Path, line: str, message: str) -> None:
-    told = tell(*(part.format(shop=shop) for part in line.split()))
-    assert told.code == 1, told.error
-    assert message in told.error
-    assert len(told.error.strip().splitlines()) == 1 and "Traceback" not in told.error
+@pytest.mark.parametrize(("line", "message"), USER_ERRORS, ids=[line for line, _ in USER_ERRORS])
+def test_a_user_error_prints_one_line_and_exits_with_one(
+    run: Callable[..., Result], shop: Path, line: str, message: str
+) -> None:
+    result = run(*(part.format(shop=shop) for part in line.split()))
+    assert result.code == 1, result.error
+    assert message in result.error
+    assert len(result.error.strip().splitlines()) == 1 and "Traceback" not in result.error
 
 
 @pytest.mark.parametrize(
     "line", ["--debug search {0} --gallery g --bundle b", "search {0} --gallery g --bundle b --debug"]
 )
-def test_debug_shows_the_traceback(tell: Callable[..., Told], line: str) -> None:
-    told = tell(*line.format("nothing.jpg").split())
-    assert told.code == 1
-    assert "Traceback" in told.error and "No photo at nothing.jpg" in told.error
+def test_debug_prints_the_traceback(run: Callable[..., Result], line: str) -> None:
+    result = run(*line.format("nothing.jpg").split())
+    assert result.code == 1
+    assert "Traceback" in result.error and "No photo at nothing.jpg" in result.error
 
 
-def test_wrong_usage_exits_with_two(tell: Callable[..., Told]) -> None:
-    assert tell("search", "photo.jpg", "--no-such-option").code == 2
-    assert tell("no-such-verb").code == 2
+def test_wrong_usage_exits_with_two(run: Callable[..., Result]) -> None:
+    assert run("search", "photo.jpg", "--no-such-option").code == 2
+    assert run("no-such-command").code == 2
 
 
-def test_reindex_tells_rejected_photos_by_its_exit_code(tell: Callable[..., Told], shop: Path, tmp_path: Path) -> None:
+def test_reindex_with_rejected_photos_exits_with_three(run: Callable[..., Result], shop: Path, tmp_path: Path) -> None:
     source = write_tiny_source(tmp_path / "source")
     (source.parent / "red-0.jpg").write_bytes(b"broken")
     rejects = tmp_path / "rejects.csv"
-    told = tell("reindex", source, "--gallery", tmp_path / "g", "--bundle", shop / "bundle", "--rejects", rejects)
-    assert told.code == 3, told.error
-    assert "15 photos embedded, 0 unchanged, 1 rejected" in told.out
+    result = run("reindex", source, "--gallery", tmp_path / "g", "--bundle", shop / "bundle", "--rejects", rejects)
+    assert result.code == 3, result.error
+    assert "15 photos embedded, 0 unchanged, 1 rejected" in result.out
     assert "red-0.jpg" in rejects.read_text()
+
+
+def test_version_prints_the_version_and_exits(run: Callable[..., Result]) -> None:
+    assert run("--version") == (0, f"lookalike {version('lookalike')}\n", "")
+
+
+def test_an_internal_error_exits_with_seventy(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("lookalike._build_app", lambda: fail)
+    result = run("serve")
+    assert result.code == 70
+    assert result.error == (
+        "lookalike: ZeroDivisionError: division by zero. This is a bug in Lookalike; --debug shows the traceback.\n"
+    )

@@ -1,9 +1,13 @@
-"""The import rule: training -> index <- service, and PyTorch only in training."""
+"""The import rules: training -> index <- service, PyTorch only in training, no engine in the client, lazy names."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+import lookalike
 
 ROOT = Path(__file__).parent.parent
 TORCH = {"torch", "torchvision", "timm", "pytorch_metric_learning", "onnx", "onnxscript"}
@@ -14,8 +18,8 @@ FORBIDDEN = {
 }
 
 
-def imported(file: Path) -> set[str]:
-    """The top-level names of everything a file imports, also inside functions."""
+def imported_names(file: Path) -> set[str]:
+    """Returns the top-level names of everything that a file imports, including inside functions."""
     names = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -26,8 +30,42 @@ def imported(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("package", FORBIDDEN)
-def test_a_package_imports_only_what_it_may(package: str) -> None:
+def test_a_package_imports_no_package_above_it(package: str) -> None:
     files = sorted((ROOT / package).rglob("*.py"))
     assert files
-    wrong = {str(file.relative_to(ROOT)): found for file in files if (found := imported(file) & FORBIDDEN[package])}
-    assert wrong == {}
+    violations = {
+        str(file.relative_to(ROOT)): names for file in files if (names := imported_names(file) & FORBIDDEN[package])
+    }
+    assert violations == {}
+
+
+def loaded_modules(statement: str) -> set[str]:
+    """Returns the modules that a statement loads in a fresh process."""
+    probe = f"import sys; before = set(sys.modules); {statement}; print(*set(sys.modules) - before)"
+    return set(subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_the_client_loads_neither_an_engine_nor_the_web_framework() -> None:
+    loaded = loaded_modules("from lookalike import AsyncClient, Client")
+    heavy = {"fastapi", "starlette", "uvicorn", "typer", "numpy", "PIL", "faiss", "onnxruntime", "sqlite3", *TORCH}
+    assert loaded & heavy == set()
+    shared = {"index", "index._util", "index._util.models", "index.errors", "index.items", "index.jobs", "service"}
+    ours = {name for name in loaded if name.partition(".")[0] in FORBIDDEN}
+    assert {name for name in ours - shared if not name.startswith(("service.client", "service.schemas"))} == set()
+
+
+def test_importing_lookalike_loads_none_of_its_packages() -> None:
+    loaded = {name.partition(".")[0] for name in loaded_modules("import lookalike")}
+    assert loaded & {*FORBIDDEN, *TORCH, "typer", "pydantic", "httpx", "numpy"} == set()
+
+
+def test_the_public_names_are_these() -> None:
+    assert lookalike.__all__ == [
+        *("AsyncClient", "Bundle", "Client", "Embedder", "Filter", "Gallery", "Item"),
+        *("LookalikeError", "ProxyISALoss", "open_gallery"),
+    ]
+    for name in lookalike.__all__:
+        assert getattr(lookalike, name).__name__ == name
+    assert set(lookalike.__all__) <= set(dir(lookalike))
+    with pytest.raises(AttributeError, match="module 'lookalike' has no attribute 'Clients'"):
+        lookalike.Clients  # type: ignore[attr-defined]  # noqa: B018

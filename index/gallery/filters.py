@@ -1,9 +1,10 @@
-"""Filters on the attributes of items: what a search may answer, as JSON, checked before anything is searched.
+"""Filters: conditions on the attributes of items, written as JSON and validated before a search.
 
     {"category": "mug", "colour": ["red", "blue"], "price": {"gte": 5, "lt": 20}, "not": {"brand": "Acme"}}
 
-All keys must hold; one value of a list suffices; `not` holds a filter, or a list of them, none of which may match: a
-plain complement, so an item that lacks the attribute passes. Equality is typed: 1 equals 1.0, but neither true nor "1".
+All conditions must hold; a list holds if one of its values does. `not` takes a filter, or a list of filters, of which
+none may match: a plain complement, so an item without the attribute passes. Equality is typed: 1 equals 1.0, but not
+true or "1".
 """
 
 import json
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from index.errors import LookalikeError
-from index.gallery.types import MAX_INTEGER, MAX_NAME_LENGTH, MAX_TEXT_LENGTH, Attribute
+from index.items import MAX_INTEGER, MAX_NAME_LENGTH, MAX_TEXT_LENGTH, Attribute
 
 MAX_DEPTH = 8
 MAX_CONDITIONS = 64
@@ -33,26 +34,26 @@ _BOUND_PAIRS: tuple[tuple[Comparison, Comparison], ...] = (("gte", "gt"), ("lte"
 
 
 class FilterError(LookalikeError):
-    """A filter that says nothing sensible: where in it, the value there, and what to write instead."""
+    """An invalid filter: the place within it, the value there, and what to write instead."""
 
     kind = "filter"
 
 
 def value_type(value: Attribute) -> ValueType:
-    """What a value can be compared with."""
+    """Returns the type of a value; only values of one type are compared."""
     if isinstance(value, bool):
         return "boolean"
     return "text" if isinstance(value, str) else "number"
 
 
 def plain_number(number: float) -> int | float:
-    """The one spelling of a number: 5 for 5.0, and 0 for -0.0."""
+    """Returns the canonical form of a number: 5 for 5.0, and 0 for -0.0."""
     return int(number) if abs(number) <= MAX_INTEGER and number == int(number) else number
 
 
 @dataclass(frozen=True)
 class AnyOf:
-    """The attribute is one of these values; each carries its kind, since Python takes True for 1."""
+    """The attribute is one of these values; each is stored with its type, because True == 1 in Python."""
 
     values: frozenset[tuple[ValueType, Attribute]]
 
@@ -67,7 +68,7 @@ class AnyOf:
 
 @dataclass(frozen=True)
 class Range:
-    """The attribute is of the bounds' kind and within them; texts are compared by code point."""
+    """The attribute has the type of the bounds and is within them; strings are compared by code point."""
 
     kind: ValueType
     bounds: tuple[tuple[Comparison, Attribute], ...]
@@ -84,7 +85,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Exists:
-    """The item has the attribute, or lacks it."""
+    """The item has the attribute or, if `wanted` is false, does not have it."""
 
     wanted: bool
 
@@ -101,25 +102,25 @@ Condition = AnyOf | Range | Exists
 
 @dataclass(frozen=True)
 class Filter:
-    """Conditions that all hold, and filters that must not. Equal filters are equal keys of a cache."""
+    """Conditions that must all hold, and filters that must not match; filters that mean the same are equal."""
 
     conditions: tuple[tuple[str, Condition], ...] = ()
     negated: tuple["Filter", ...] = ()
 
     @classmethod
     def parse(cls, document: object) -> "Filter":
-        """A filter from decoded JSON; `{}` matches everything. Raises FilterError."""
+        """Parses decoded JSON; `{}` matches everything. Raises FilterError."""
         return _Parser().filter(document, "filter", depth=0)
 
     def matches(self, attributes: Mapping[str, Attribute]) -> bool:
-        """Whether an item with these attributes passes: the definition that every engine must agree with."""
+        """Returns whether an item with these attributes passes: the reference that every engine must agree with."""
         if not all(condition.matches(attributes.get(name)) for name, condition in self.conditions):
             return False
         return not any(negated.matches(attributes) for negated in self.negated)
 
     @property
     def document(self) -> dict[str, object]:
-        """The canonical JSON of the filter, which parses to an equal one."""
+        """The canonical JSON of the filter, which parses to an equal filter."""
         document: dict[str, object] = {name: condition.document for name, condition in self.conditions}
         if self.negated:
             negated = [negated.document for negated in self.negated]
@@ -128,7 +129,7 @@ class Filter:
 
 
 class _Parser:
-    """Reads one filter; counts what it has read, so that the limits hold for the whole of it."""
+    """Parses one filter; counts conditions and values, because the limits apply to the filter as a whole."""
 
     def __init__(self) -> None:
         self._conditions = 0
@@ -139,10 +140,10 @@ class _Parser:
             raise FilterError(f"{path} is nested deeper than {MAX_DEPTH} times.", "Use fewer `not` inside `not`.")
         if not isinstance(document, dict):
             raise FilterError(
-                f"{path} is {_shown(document)}, not an object.",
-                'Write attributes and what they must be, such as {"colour": "red"}.',
+                f"{path} is {_format(document)}, not an object.",
+                'Map attributes to values, such as {"colour": "red"}.',
             )
-        conditions = sorted(self._all_conditions(document, path), key=operator.itemgetter(0))
+        conditions = sorted(self._parse_conditions(document, path), key=operator.itemgetter(0))
         return Filter(
             tuple(conditions), self._negated(document["not"], f"{path}.not", depth) if "not" in document else ()
         )
@@ -150,115 +151,117 @@ class _Parser:
     def _negated(self, document: object, path: str, depth: int) -> tuple[Filter, ...]:
         if document == []:
             raise FilterError(
-                f"{path} is an empty list, which excludes nothing.", "Leave it out, or say what to exclude."
+                f"{path} is an empty list, which excludes nothing.", "Leave it out, or add what to exclude."
             )
         if isinstance(document, list) and len(document) > MAX_CONDITIONS:
             raise FilterError(
-                f"{path} has {len(document):,} filters, and a filter may have {MAX_CONDITIONS} conditions.",
+                f"{path} has {len(document):,} filters; the limit is {MAX_CONDITIONS} conditions.",
                 "Use fewer, or a list of values for one attribute.",
             )
-        paths = (
-            {f"{path}[{i}]": one for i, one in enumerate(document)} if isinstance(document, list) else {path: document}
+        documents = (
+            {f"{path}[{i}]": element for i, element in enumerate(document)}
+            if isinstance(document, list)
+            else {path: document}
         )
-        negated = {self.filter(one, place, depth + 1): place for place, one in paths.items()}
+        negated = {self.filter(inner, inner_path, depth + 1): inner_path for inner_path, inner in documents.items()}
         if Filter() in negated:
             raise FilterError(
-                f"{negated[Filter()]} is {{}}, which excludes every item.", "Leave it out, or say what to exclude."
+                f"{negated[Filter()]} is {{}}, which excludes every item.", "Leave it out, or add what to exclude."
             )
-        return tuple(sorted(negated, key=lambda one: json.dumps(one.document, sort_keys=True)))
+        return tuple(sorted(negated, key=lambda inner: json.dumps(inner.document, sort_keys=True)))
 
-    def _all_conditions(self, document: Mapping[object, object], path: str) -> Iterator[tuple[str, Condition]]:
-        for name, wanted in document.items():
+    def _parse_conditions(self, document: Mapping[object, object], path: str) -> Iterator[tuple[str, Condition]]:
+        for name, expected in document.items():
             if name == "not":
                 continue
             if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_LENGTH:
                 raise FilterError(
-                    f"{path} has the attribute name {_shown(name)}.",
-                    f"A name is a text of 1 to {MAX_NAME_LENGTH} characters.",
+                    f"{path} has the attribute name {_format(name)}.",
+                    f"Use a string of 1 to {MAX_NAME_LENGTH} characters.",
                 )
             self._conditions += 1
             if self._conditions > MAX_CONDITIONS:
                 raise FilterError(
-                    f"{path}.{name} is one more than the {MAX_CONDITIONS} conditions that a filter may have.",
+                    f"{path}.{name} exceeds the limit of {MAX_CONDITIONS} conditions.",
                     "Use fewer, or a list of values for one attribute.",
                 )
-            yield name, self._condition(wanted, f"{path}.{name}")
+            yield name, self._condition(expected, f"{path}.{name}")
 
-    def _condition(self, wanted: object, path: str) -> Condition:
-        if isinstance(wanted, dict):
-            return self._operators(wanted, path)
-        if not isinstance(wanted, list):
-            return AnyOf(frozenset([self._value(wanted, path)]))
-        if not wanted:
+    def _condition(self, expected: object, path: str) -> Condition:
+        if isinstance(expected, dict):
+            return self._operators(expected, path)
+        if not isinstance(expected, list):
+            return AnyOf(frozenset([self._value(expected, path)]))
+        if not expected:
             raise FilterError(
-                f"{path} is an empty list, which no item matches.", "Name a value, or leave the attribute out."
+                f"{path} is an empty list, which no item matches.", "Add a value, or leave the attribute out."
             )
-        return AnyOf(frozenset(self._value(value, f"{path}[{i}]") for i, value in enumerate(wanted)))
+        return AnyOf(frozenset(self._value(value, f"{path}[{i}]") for i, value in enumerate(expected)))
 
-    def _operators(self, wanted: Mapping[object, object], path: str) -> Condition:
-        if not wanted:
+    def _operators(self, expected: Mapping[object, object], path: str) -> Condition:
+        if not expected:
             raise FilterError(f"{path} is an empty object.", f"Use one of {', '.join(_OPERATORS)}.")
-        for key in wanted:
+        for key in expected:
             if key not in _OPERATORS:
                 raise FilterError(
-                    f"{path} has the unknown operator {_shown(key)}.",
-                    f"Known are {', '.join(_OPERATORS)}; attributes are not nested.",
+                    f"{path} has the unknown operator {_format(key)}.",
+                    f"Use one of {', '.join(_OPERATORS)}; attributes are not nested.",
                 )
-        if "exists" not in wanted:
-            return self._range(cast(Mapping[Comparison, object], wanted), path)
-        if len(wanted) > 1:
+        if "exists" not in expected:
+            return self._range(cast(Mapping[Comparison, object], expected), path)
+        if len(expected) > 1:
             raise FilterError(
-                f"{path} has `exists` beside other operators.", "Use it alone: a range asks for the attribute anyway."
+                f"{path} combines `exists` with other operators.",
+                "Use it alone: a range implies it.",
             )
-        if not isinstance(wanted["exists"], bool):
-            raise FilterError(f"{path}.exists is {_shown(wanted['exists'])}.", "Use true or false.")
-        return Exists(wanted["exists"])
+        if not isinstance(expected["exists"], bool):
+            raise FilterError(f"{path}.exists is {_format(expected['exists'])}.", "Use true or false.")
+        return Exists(expected["exists"])
 
-    def _range(self, wanted: Mapping[Comparison, object], path: str) -> Range:
+    def _range(self, expected: Mapping[Comparison, object], path: str) -> Range:
         for pair in _BOUND_PAIRS:
-            if all(comparison in wanted for comparison in pair):
+            if all(comparison in expected for comparison in pair):
                 raise FilterError(f"{path} has both `{pair[0]}` and `{pair[1]}`.", "Keep one of them.")
-        found = {comparison: self._value(wanted[comparison], f"{path}.{comparison}") for comparison in sorted(wanted)}
-        for comparison, (kind, bound) in found.items():
+        bounds = {name: self._value(expected[name], f"{path}.{name}") for name in sorted(expected)}
+        for comparison, (kind, bound) in bounds.items():
             if kind == "boolean":
                 raise FilterError(
-                    f"{path}.{comparison} is {_shown(bound)}, which has no order.", "Use a number or a text as a bound."
+                    f"{path}.{comparison} is {_format(bound)}, which has no order.",
+                    "Use a number or a string.",
                 )
-        kinds = {kind for kind, _ in found.values()}
+        kinds = {kind for kind, _ in bounds.values()}
         if len(kinds) > 1:
-            said = " and ".join(f"{comparison} {_shown(bound)}" for comparison, (_, bound) in found.items())
-            raise FilterError(f"{path} mixes a number and a text: {said}.", "Use two numbers or two texts.")
-        return Range(kinds.pop(), tuple((comparison, bound) for comparison, (_, bound) in found.items()))
+            mixed = " and ".join(f"{comparison} {_format(bound)}" for comparison, (_, bound) in bounds.items())
+            raise FilterError(f"{path} mixes a number and a string: {mixed}.", "Use two numbers or two strings.")
+        return Range(kinds.pop(), tuple((comparison, bound) for comparison, (_, bound) in bounds.items()))
 
     def _value(self, value: object, path: str) -> tuple[ValueType, Attribute]:
         self._values += 1
         if self._values > MAX_VALUES:
-            raise FilterError(
-                f"{path} is one more than the {MAX_VALUES:,} values that a filter may name.", "Use fewer, or a range."
-            )
+            raise FilterError(f"{path} exceeds the limit of {MAX_VALUES:,} values.", "Use fewer, or a range.")
         if value is None:
             raise FilterError(f"{path} is null.", 'To find items without the attribute use {"exists": false}.')
         if not isinstance(value, str | int | float):
-            raise FilterError(f"{path} is {_shown(value)}.", "Use a text, a number, true or false.")
+            raise FilterError(f"{path} is {_format(value)}.", "Use a string, a number, true or false.")
         if isinstance(value, str):
             if len(value) > MAX_TEXT_LENGTH:
                 raise FilterError(
-                    f"{path} is a text of {len(value):,} characters: {_shown(value)}.",
-                    f"Attributes have at most {MAX_TEXT_LENGTH:,}.",
+                    f"{path} is a string of {len(value):,} characters: {_format(value)}.",
+                    f"Use at most {MAX_TEXT_LENGTH:,}.",
                 )
         elif isinstance(value, int) and abs(value) > MAX_INTEGER:
             raise FilterError(
-                f"{path} is {_shown(value)}, beyond the integers that are told apart.",
-                f"Use at most {MAX_INTEGER}, or keep such numbers as texts.",
+                f"{path} is {_format(value)}, too large to compare exactly.",
+                f"Use at most {MAX_INTEGER}, or store such numbers as strings.",
             )
         elif not math.isfinite(value):
-            raise FilterError(f"{path} is {_shown(value)}.", "Use a finite number.")
+            raise FilterError(f"{path} is {_format(value)}.", "Use a finite number.")
         kind = value_type(value)
         return kind, plain_number(cast(float, value)) if kind == "number" else value
 
 
-def _shown(value: object) -> str:
-    """A value as the sender wrote it, short enough for a message."""
+def _format(value: object) -> str:
+    """Returns a value as its JSON, shortened for a message."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     text = json.dumps(value, ensure_ascii=False, default=repr).encode(errors="backslashreplace").decode()

@@ -3,11 +3,9 @@
 from typing import Annotated, Any, NamedTuple, Self
 
 from fastapi import Request
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from starlette.datastructures import FormData, UploadFile
 
-from index.gallery.types import StoredItem
-from index.gallery.vectors.faiss.columns import Facet
 from index.items import (
     MAX_ATTRIBUTES,
     MAX_ID_LENGTH,
@@ -19,6 +17,10 @@ from index.items import (
 )
 from service.problems import INVALID, UNSUPPORTED_BODY, ProblemError
 from service.requests import MAX_GIVEN, Given, Shape, few_values, from_base64, invalid, whole_text
+from service.schemas.responses import FacetsAnswer as FacetsAnswer
+from service.schemas.responses import ImageAnswer as ImageAnswer
+from service.schemas.responses import ItemAnswer as ItemAnswer
+from service.schemas.responses import ItemsAnswer as ItemsAnswer
 
 
 def _few(attributes: Any) -> Any:
@@ -87,46 +89,6 @@ class ItemPatch(Given):
             merged = {**item.attributes, **self.attributes} if self.attributes is not None else {}
             values["attributes"] = {name: value for name, value in merged.items() if value is not None}
         return checked(Item, {**item.model_dump(), **values})
-
-
-class ImageAnswer(BaseModel):
-    """An image of an item."""
-
-    id: str
-    digest: str = Field(description="SHA-256 of the photo that was given")
-    url: str = Field(description="a small JPEG")
-
-
-class ItemAnswer(BaseModel):
-    """An item as the gallery holds it."""
-
-    id: str
-    title: str
-    url: str
-    attributes: dict[str, Attribute]
-    images: list[ImageAnswer]
-    version: int = Field(description="the number of the write that last changed it; the ETag is this in quotes")
-
-    @classmethod
-    def of(cls, stored: StoredItem, media: str) -> Self:
-        """A stored item, with its images' addresses below `media`."""
-        images = [ImageAnswer(**image.model_dump(), url=f"{media}/{image.digest}.jpg") for image in stored.images]
-        return cls(**stored.item.model_dump(), images=images, version=stored.version)
-
-
-class ItemsAnswer(BaseModel):
-    """Items in the order of their ids."""
-
-    items: list[ItemAnswer]
-    cursor: str | None = Field(description="asks for the next items when it is sent with the same filter")
-
-
-class FacetsAnswer(BaseModel):
-    """The attributes that items have, as of the last compaction of the gallery."""
-
-    facets: list[Facet] = Field(
-        description="each with pairs of a value and the items that have it, the most frequent first"
-    )
 
 
 class GivenItem(NamedTuple):

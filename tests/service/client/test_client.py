@@ -1,22 +1,24 @@
-"""The clients: what a shop's program says and gets, over a real service."""
+"""The clients against a real service, and against servers that are not the service."""
 
-import subprocess
-import sys
+import inspect
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_type
 
 import pytest
 
-from index.gallery.jobs import State
+from index.jobs import JobState
 from service.auth.api_keys import KeyRing
-from service.client import AsyncClient, Client, PhotoSearch, ServiceError, ServiceUnreachable, calls
+from service.client import AsyncClient, Client, PhotoSearch, ServiceError, ServiceUnreachable
+from service.client.calls import JobOptions, SearchOptions
+from service.requests import Options
 from service.routes import jobs
-from service.schemas.search import JobStatus
+from service.schemas.responses import ItemAnswer, JobStatus, Match, SearchAnswer
+from service.schemas.search import JobBody
 from service.settings import Settings
 from tests.service.conftest import serving
 from tests.support.tiny_bundle import make_tiny_bundle
@@ -30,7 +32,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a service over a gallery that tests may change."""
+    """The address of a service whose gallery the tests may change."""
     root = tmp_path_factory.mktemp("shop")
     bundle = make_tiny_bundle(root / "bundle")
     gallery = make_tiny_gallery(root / "gallery", bundle)
@@ -45,14 +47,15 @@ def client(shop: str) -> Iterator[Client]:
         yield client
 
 
-def test_a_photo_is_found_however_it_is_given(client: Client, tmp_path: Path) -> None:
+def test_a_photo_may_be_bytes_a_file_or_a_url(client: Client, tmp_path: Path) -> None:
     file = tmp_path / "photo.jpg"
     file.write_bytes(tiny_photo(2, 5))
     one, other = client.search(tiny_photo(2, 5), top=3), client.search(file, top=3)
+    assert_type(one, SearchAnswer)
     assert one.items == other.items and one.items[0].id == "ball-blue"
-    with pytest.raises(ServiceError) as told:
+    with pytest.raises(ServiceError) as caught:
         client.search("https://example.com/photo.jpg")
-    assert (told.value.type, told.value.status) == ("url-off", 422)
+    assert (caught.value.type, caught.value.status) == ("url-off", 422)
 
 
 def test_every_option_of_a_search_is_sent(client: Client) -> None:
@@ -70,38 +73,40 @@ def test_every_option_of_a_search_is_sent(client: Client) -> None:
     assert client.search(tiny_photo(3, 2), min_score=0.999999, top=8).items != answer.items
 
 
-def test_pages_are_turned_until_the_last(client: Client) -> None:
-    whole = client.search(tiny_photo(0, 0), top=8).items
-    assert list(client.search_all(tiny_photo(0, 0), top=3)) == whole
-    assert {item.id for item in whole} == {f"ball-{colour}" for colour in COLOURS}
+def test_search_all_returns_every_page(client: Client) -> None:
+    expected = client.search(tiny_photo(0, 0), top=8).items
+    assert list(assert_type(client.search_all(tiny_photo(0, 0), top=3), Iterator[Match])) == expected
+    with pytest.raises(ServiceError):
+        client.search(tiny_photo(0, 0), tops=3)  # type: ignore[call-arg]
+    assert {item.id for item in expected} == {f"ball-{colour}" for colour in COLOURS}
 
 
-def test_more_like_an_item(client: Client) -> None:
+def test_search_by_item_leaves_the_item_out(client: Client) -> None:
     assert "ball-red" not in {item.id for item in client.search_item("ball-red", top=5).items}
-    with pytest.raises(ServiceError) as told:
+    with pytest.raises(ServiceError) as caught:
         client.search_item("none")
-    assert told.value.document.remedy and told.value.type == "item-missing"
+    assert caught.value.document.remedy and caught.value.type == "item-missing"
     assert client.status().gallery.images >= 16
 
 
-def test_a_batch_takes_photos_and_items_each_with_its_options(client: Client, tmp_path: Path) -> None:
+def test_a_batch_mixes_photos_and_items_with_their_own_options(client: Client, tmp_path: Path) -> None:
     file = tmp_path / "photo.jpg"
     file.write_bytes(tiny_photo(2, 5))
-    wanted: PhotoSearch = {"photo": tiny_photo(3, 2), "filter": {"price": {"gte": 5}}, "exclude": ["ball-yellow"]}
-    answers = client.search_batch([{"photo": file, "top": 1}, wanted, {"item_id": "ball-red", "cursor": None}])
-    alone = [
+    filtered: PhotoSearch = {"photo": tiny_photo(3, 2), "filter": {"price": {"gte": 5}}, "exclude": ["ball-yellow"]}
+    results = client.search_batch([{"photo": file, "top": 1}, filtered, {"item_id": "ball-red", "cursor": None}])
+    expected = [
         client.search(file, top=1),
         client.search(tiny_photo(3, 2), filter={"price": {"gte": 5}}, exclude=["ball-yellow"]),
         client.search_item("ball-red"),
     ]
-    assert [answer.items for answer in answers] == [answer.items for answer in alone]
-    assert answers[0].items[0].id == "ball-blue"
-    with pytest.raises(ServiceError) as told:
+    assert [result.items for result in results] == [result.items for result in expected]
+    assert results[0].items[0].id == "ball-blue"
+    with pytest.raises(ServiceError) as caught:
         client.search_batch([{"item_id": "ball-red"}, {"item_id": "none"}])
-    assert told.value.type == "item-missing"
+    assert caught.value.type == "item-missing"
 
 
-def test_an_item_is_written_found_changed_and_removed(client: Client) -> None:
+def test_an_item_is_stored_found_changed_and_deleted(client: Client) -> None:
     name = "mug/ü 1"
     stored = client.put_item(
         name, new=True, title="A mug", attributes={"kind": "mug", "old": 1}, images={"a b": tiny_photo(0, 7)}
@@ -110,9 +115,9 @@ def test_an_item_is_written_found_changed_and_removed(client: Client) -> None:
     assert name in {item.id for item in client.search(tiny_photo(0, 7), top=2).items}
     changed = client.patch_item(name, version=stored.version, attributes={"price": 3.5, "old": None})
     assert changed.attributes == {"kind": "mug", "price": 3.5} and changed.title == "A mug"
-    with pytest.raises(ServiceError) as told:
+    with pytest.raises(ServiceError) as caught:
         client.patch_item(name, version=stored.version, title="Too late")
-    assert told.value.type == "version-conflict"
+    assert caught.value.type == "version-conflict"
     assert len(client.put_image(name, "side", tiny_photo(1, 7)).images) == 2
     client.delete_image(name, "side")
     assert client.get_item(name).images == stored.images
@@ -123,7 +128,7 @@ def test_an_item_is_written_found_changed_and_removed(client: Client) -> None:
 
 
 @pytest.mark.parametrize("dots", [".", ".."])
-def test_an_id_of_dots_names_what_it_says(client: Client, dots: str) -> None:
+def test_ids_of_dots_are_not_resolved_as_paths(client: Client, dots: str) -> None:
     client.put_item("dotted", title="A mug", images={dots: tiny_photo(0, 7), "front": tiny_photo(1, 7)})
     client.delete_image("dotted", dots)
     assert [image.id for image in client.get_item("dotted").images] == ["front"]
@@ -134,35 +139,37 @@ def test_an_id_of_dots_names_what_it_says(client: Client, dots: str) -> None:
         client.delete_item(name)
 
 
-def test_a_scan_turns_pages_and_facets_are_typed(client: Client) -> None:
+def test_scan_returns_every_page_and_facets_are_typed(client: Client) -> None:
     assert [item.id for item in client.scan(count=3)] == sorted(f"ball-{colour}" for colour in COLOURS)
     assert "colour" in {facet.name for facet in client.facets().facets}
 
 
 def test_a_job_is_followed_to_its_end(client: Client) -> None:
-    begun = client.start_job("catalogue")
-    records = list(client.follow_job(begun.id))
+    started = client.start_job("catalogue")
+    records = list(client.follow_job(started.id))
     assert records[-1].state == "done" and records[-1].unchanged == 16, records[-1]
-    assert client.job(begun.id) == records[-1] and begun.id in {job.id for job in client.jobs()}
-    with pytest.raises(ServiceError) as told:
-        client.cancel_job(begun.id)
-    assert told.value.type == "job-ended"
-    with pytest.raises(ServiceError) as told:
+    assert client.job(started.id) == records[-1] and started.id in {job.id for job in client.jobs()}
+    with pytest.raises(ServiceError) as caught:
+        client.cancel_job(started.id)
+    assert caught.value.type == "job-ended"
+    with pytest.raises(ServiceError) as caught:
         client.start_job("elsewhere")
-    assert "catalogue" in str(told.value)
+    assert "catalogue" in str(caught.value)
 
 
 @pytest.mark.anyio
-async def test_the_asynchronous_one_says_the_same(shop: str) -> None:
+async def test_the_async_client_returns_the_same(shop: str) -> None:
     async with AsyncClient(shop) as client:
         with Client(shop) as other:
-            assert (await client.search(tiny_photo(0, 0))).items == other.search(tiny_photo(0, 0)).items
+            found = assert_type(client.search(tiny_photo(0, 0)), Coroutine[Any, Any, SearchAnswer])
+            assert (await found).items == other.search(tiny_photo(0, 0)).items
             assert (await client.search_item("ball-red")).items == other.search_item("ball-red").items
             assert await client.facets() == other.facets()
             batch = await client.search_batch([{"photo": tiny_photo(0, 0)}, {"item_id": "ball-red", "top": 2}])
             assert batch[0].items == other.search(tiny_photo(0, 0)).items and len(batch[1].items) == 2
-        assert len([item async for item in client.search_all(tiny_photo(0, 0), top=3)]) == 8
-        assert len([item async for item in client.scan(count=5)]) == 8
+        pages = assert_type(client.search_all(tiny_photo(0, 0), top=3), AsyncIterator[Match])
+        assert len([item async for item in pages]) == 8
+        assert len([item async for item in assert_type(client.scan(count=5), AsyncIterator[ItemAnswer])]) == 8
         stored = await client.put_item("mug-2", title="A mug", images={"front": tiny_photo(1, 7)})
         await client.put_image("mug-2", "side", tiny_photo(2, 7), version=stored.version)
         await client.delete_image("mug-2", "side")
@@ -170,45 +177,45 @@ async def test_the_asynchronous_one_says_the_same(shop: str) -> None:
         assert (await client.get_item("mug-2")).title == ""
         await client.delete_item("mug-2")
         assert (await client.status()).gallery.items == 8
-        begun = await client.start_job("catalogue")
-        records = [record async for record in client.follow_job(begun.id)]
-        assert records[-1] == await client.job(begun.id) == (await client.jobs())[0]
+        started = await client.start_job("catalogue")
+        records = [record async for record in client.follow_job(started.id)]
+        assert records[-1] == await client.job(started.id) == (await client.jobs())[0]
         with pytest.raises(ServiceError):
-            await client.cancel_job(begun.id)
+            await client.cancel_job(started.id)
 
 
-def test_a_key_that_is_told_to_come_again_comes_again(settings: Settings, tmp_path: Path) -> None:
+def test_a_rate_limited_request_is_retried_after_the_requested_delay(settings: Settings, tmp_path: Path) -> None:
     key = KeyRing(tmp_path / "keys.json").create("shop", ["search"])
     guarded = settings.model_copy(update={"keys": tmp_path / "keys.json", "rate": 4.0, "burst": 1})
     with serving(guarded) as http:
         address = str(http.base_url)
-        with Client(address, key=key) as patient, Client(address, key=key, retries=0) as hasty:
-            assert [patient.status().keys for _ in range(3)] == [True, True, True]
-            with pytest.raises(ServiceError) as told:
+        with Client(address, key=key) as retrying, Client(address, key=key, retries=0) as not_retrying:
+            assert [retrying.status().keys for _ in range(3)] == [True, True, True]
+            with pytest.raises(ServiceError) as caught:
                 for _ in range(20):
-                    hasty.status()
-            assert (told.value.status, told.value.type) == (429, "too-many-requests")
-        with Client(address) as stranger, pytest.raises(ServiceError) as told:
-            stranger.status()
-        assert told.value.type == "key-missing"
+                    not_retrying.status()
+            assert (caught.value.status, caught.value.type) == (429, "too-many-requests")
+        with Client(address) as keyless, pytest.raises(ServiceError) as caught:
+            keyless.status()
+        assert caught.value.type == "key-missing"
 
 
-def test_an_address_where_nothing_answers_is_told() -> None:
+def test_an_address_without_a_server_raises_service_unreachable() -> None:
     with Client("http://127.0.0.1:1", retries=1) as client, pytest.raises(ServiceUnreachable, match=r"127\.0\.0\.1:1"):
         client.status()
 
 
 @contextmanager
-def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """The address of a server that is not ours, and answers every request so."""
+def fake_server(respond: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]:
+    """The address of a server that handles every request with `respond`."""
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
         def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))  # what is left unread resets the connection
-            answer(self)
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))  # an unread body would reset the connection
+            respond(self)
 
         do_POST = do_PUT = do_DELETE = do_GET
 
@@ -223,27 +230,88 @@ def answering(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[str]
 
 
 def send(handler: BaseHTTPRequestHandler, media_type: str, body: bytes) -> None:
-    """Answers 200; the body goes on until the connection is closed."""
+    """Sends a 200 response whose body ends when the connection is closed."""
     handler.send_response(200)
     handler.send_header("Content-Type", media_type)
     handler.end_headers()
     handler.wfile.write(body)
 
 
+class FlakyServer:
+    """Fails the first requests, by closing the connection or with a status, and then returns a job."""
+
+    def __init__(self, failures: int, status: int | None = None, retry_after: str = "0") -> None:
+        self._failures = failures
+        self._status = status
+        self._retry_after = retry_after
+        self.requests = 0
+
+    def __call__(self, handler: BaseHTTPRequestHandler) -> None:
+        self.requests += 1
+        if self.requests > self._failures:
+            send(handler, "application/json", job("done"))
+        elif self._status:
+            handler.send_response(self._status)
+            handler.send_header("Retry-After", self._retry_after)
+            handler.end_headers()
+
+
+def test_a_broken_connection_is_retried_only_if_the_request_is_idempotent() -> None:
+    flaky = FlakyServer(failures=2)
+    with fake_server(flaky) as address, Client(address) as client:
+        assert client.job(7).state == "done" and flaky.requests == 3
+        flaky.requests = 0
+        with pytest.raises(ServiceUnreachable, match="Server disconnected"):
+            client.start_job("catalogue")
+        assert flaky.requests == 1
+        flaky.requests = 0
+        with pytest.raises(ServiceUnreachable):
+            client.put_item("mug-1", version=3)
+        assert flaky.requests == 1
+
+
+@pytest.mark.anyio
+async def test_a_broken_connection_is_retried_by_the_async_client() -> None:
+    flaky = FlakyServer(failures=2)
+    with fake_server(flaky) as address:
+        async with AsyncClient(address) as client:
+            assert (await client.job(7)).state == "done" and flaky.requests == 3
+            flaky.requests = 0
+            with pytest.raises(ServiceUnreachable, match="Server disconnected"):
+                await client.start_job("catalogue")
+            assert flaky.requests == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_rejected_request_is_retried_whatever_it_does(status: int) -> None:
+    flaky = FlakyServer(failures=1, status=status)
+    with fake_server(flaky) as address, Client(address) as client:
+        assert client.start_job("catalogue").state == "done" and flaky.requests == 2
+
+
+@pytest.mark.parametrize(("status", "retry_after"), [(500, "0"), (503, "61")])
+def test_other_errors_and_long_delays_are_not_retried(status: int, retry_after: str) -> None:
+    flaky = FlakyServer(failures=1, status=status, retry_after=retry_after)
+    with fake_server(flaky) as address, Client(address) as client, pytest.raises(ServiceError) as caught:
+        client.job(7)
+    assert (caught.value.status, caught.value.type, flaky.requests) == (status, "about:blank", 1)
+    assert "without an error document of Lookalike" in str(caught.value)
+
+
 @pytest.mark.parametrize(
-    ("media_type", "body", "told"),
+    ("media_type", "body", "message"),
     [
-        ("text/html; charset=utf-8", b"<h1>Please log in</h1>", "text/html, which"),
-        ("application/json", b'{"ok": true}', "application/json, which"),
-        ("application/json", b"[1, 2]", "application/json, which"),
+        ("text/html; charset=utf-8", b"<h1>Please log in</h1>", "text/html that is not"),
+        ("application/json", b'{"ok": true}', "application/json that is not"),
+        ("application/json", b"[1, 2]", "application/json that is not"),
         ("application/json", b'{"half', "Invalid JSON"),
         ("application/octet-stream", b"\xff\xfe", "Invalid JSON"),
-        ("text/plain", b"", "text/plain, which"),
+        ("text/plain", b"", "text/plain that is not"),
     ],
 )
-def test_what_something_else_answers_in_its_place_is_told(media_type: str, body: bytes, told: str) -> None:
-    with answering(lambda handler: send(handler, media_type, body)) as address, Client(address) as client:
-        asked: list[Callable[[], object]] = [
+def test_a_success_of_another_server_raises_service_error(media_type: str, body: bytes, message: str) -> None:
+    with fake_server(lambda handler: send(handler, media_type, body)) as address, Client(address) as client:
+        operations: list[Callable[[], object]] = [
             client.status,
             client.jobs,
             lambda: client.job(7),
@@ -253,95 +321,110 @@ def test_what_something_else_answers_in_its_place_is_told(media_type: str, body:
             lambda: list(client.scan()),
             lambda: list(client.follow_job(7)),
         ]
-        for ask in asked:
-            with pytest.raises(ServiceError, match=told) as error:
-                ask()
+        for run in operations:
+            with pytest.raises(ServiceError, match=message) as error:
+                run()
             assert (error.value.status, error.value.type) == (200, "about:blank")
-            assert "200 OK" in str(error.value) and "Check that it is that of the service" in str(error.value)
-        with pytest.raises(ServiceError, match="would have answered 204"):  # nothing was removed
+            assert "200 OK" in str(error.value) and "Check the address, and any proxy" in str(error.value)
+        with pytest.raises(ServiceError, match="expected status 204"):  # nothing was deleted
             client.delete_item("mug-1")
 
 
 @pytest.mark.anyio
-async def test_the_asynchronous_one_tells_it_too() -> None:
-    with answering(lambda handler: send(handler, "text/html", b"<h1>Please log in</h1>")) as address:
+async def test_a_success_of_another_server_raises_service_error_in_the_async_client() -> None:
+    with fake_server(lambda handler: send(handler, "text/html", b"<h1>Please log in</h1>")) as address:
         async with AsyncClient(address) as client:
             with pytest.raises(ServiceError, match="text/html"):
                 await client.status()
 
 
-def job(state: State) -> bytes:
+def job(state: JobState) -> bytes:
     record = JobStatus(id=7, source="catalogue", bundle_id="0" * 16, state=state, started=1.0, updated=2.0)
     return record.model_dump_json().encode()
 
 
-class Watched:
-    """A job that is done once its events were asked for; `goes_on` writes those after the first."""
+class FakeJob:
+    """Serves a job that is done once its events were requested; `continue_events` writes those after the first."""
 
-    def __init__(self, goes_on: Callable[[BaseHTTPRequestHandler], object]) -> None:
-        self._goes_on = goes_on
-        self._state: State = "running"
-        self.asked: list[str] = []
+    def __init__(self, continue_events: Callable[[BaseHTTPRequestHandler], object]) -> None:
+        self._continue_events = continue_events
+        self._state: JobState = "running"
+        self.requests: list[str] = []
 
     def __call__(self, handler: BaseHTTPRequestHandler) -> None:
-        self.asked.append(handler.path.removeprefix("/v1/jobs/7"))
-        if self.asked[-1] != "/events":
+        self.requests.append(handler.path.removeprefix("/v1/jobs/7"))
+        if self.requests[-1] != "/events":
             send(handler, "application/json", job(self._state))
             return
         self._state = "done"
         send(handler, "text/event-stream", b"event: progress\ndata: " + job("running") + b"\n\n")
-        self._goes_on(handler)
+        self._continue_events(handler)
 
 
 @pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    """A job whose events cease while the connection stays, for a client that waits less long than ours do."""
-    assert calls.LONGEST_SILENCE >= 3 * jobs._HEARTBEAT
-    monkeypatch.setattr(calls, "LONGEST_SILENCE", 0.5)
+def silent_job() -> Iterator[FakeJob]:
+    """A job whose events stop while the connection stays open."""
     over = threading.Event()
-    yield Watched(lambda handler: over.wait(20))
+    yield FakeJob(lambda handler: over.wait(20))
     over.set()
 
 
-def test_events_that_cease_are_asked_for_again(silent: Watched) -> None:
-    begun = time.monotonic()
-    with answering(silent) as address, Client(address) as client:
+def test_the_event_timeout_allows_for_lost_heartbeats() -> None:
+    for client in (Client, AsyncClient):
+        assert inspect.signature(client).parameters["event_timeout"].default >= 3 * jobs._HEARTBEAT
+
+
+def test_following_a_job_reconnects_when_events_stop(silent_job: FakeJob) -> None:
+    started = time.monotonic()
+    with fake_server(silent_job) as address, Client(address, event_timeout=0.5) as client:
         assert [record.state for record in client.follow_job(7)] == ["running", "running", "done"]
-    assert silent.asked == ["", "/events", ""] and time.monotonic() - begun < 10
+    assert silent_job.requests == ["", "/events", ""] and time.monotonic() - started < 10
 
 
 @pytest.mark.anyio
-async def test_events_that_cease_are_asked_for_again_by_the_asynchronous_one(silent: Watched) -> None:
-    begun = time.monotonic()
-    with answering(silent) as address:
-        async with AsyncClient(address) as client:
+async def test_following_a_job_reconnects_when_events_stop_in_the_async_client(silent_job: FakeJob) -> None:
+    started = time.monotonic()
+    with fake_server(silent_job) as address:
+        async with AsyncClient(address, event_timeout=0.5) as client:
             assert [record.state async for record in client.follow_job(7)] == ["running", "running", "done"]
-    assert silent.asked == ["", "/events", ""] and time.monotonic() - begun < 10
+    assert silent_job.requests == ["", "/events", ""] and time.monotonic() - started < 10
 
 
-def test_a_sign_of_life_keeps_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "LONGEST_SILENCE", 1.0)
-
-    def slowly(handler: BaseHTTPRequestHandler) -> None:
+def test_heartbeats_keep_the_event_stream_open() -> None:
+    def write_slowly(handler: BaseHTTPRequestHandler) -> None:
         for _ in range(7):
             time.sleep(0.2)
             handler.wfile.write(b": nothing new\n\n")
         handler.wfile.write(b"event: ended\ndata: " + job("done") + b"\n\n")
 
-    watched = Watched(slowly)
-    with answering(watched) as address, Client(address) as client:
+    fake_job = FakeJob(write_slowly)
+    with fake_server(fake_job) as address, Client(address, event_timeout=1.0) as client:
         assert [record.state for record in client.follow_job(7)] == ["running", "running", "done"]
-    assert watched.asked == ["", "/events"]
+    assert fake_job.requests == ["", "/events"]
 
 
-def test_an_event_that_is_cut_off_is_none() -> None:
-    watched = Watched(lambda handler: handler.wfile.write(b'event: progress\ndata: {"id": 7, "sou'))
-    with answering(watched) as address, Client(address) as client:
+@pytest.mark.parametrize("event", [b'event: progress\ndata: {"id": 7, "sou', b'data: {"id": 7}\n\n', b"data: <h1>\n\n"])
+def test_an_event_that_is_incomplete_or_not_a_job_is_ignored(event: bytes) -> None:
+    fake_job = FakeJob(lambda handler: handler.wfile.write(event))
+    with fake_server(fake_job) as address, Client(address) as client:
         assert [record.state for record in client.follow_job(7)] == ["running", "running", "done"]
-    assert watched.asked == ["", "/events", ""]
+    assert fake_job.requests == ["", "/events", ""]
 
 
-def test_importing_it_loads_no_engine() -> None:
-    probe = "import sys, service.client; print(sorted({'faiss', 'onnxruntime', 'torch', 'uvicorn'} & set(sys.modules)))"
-    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == "[]"
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_operations_have_signatures_and_docstrings(kind: type[Client] | type[AsyncClient]) -> None:
+    operations = dict(inspect.getmembers(kind("http://localhost"), callable))
+    public = {name: value for name, value in operations.items() if not name.startswith("_")}
+    assert public.keys() == {
+        *("search", "search_item", "search_batch", "search_all", "status", "facets", "scan", "close"),
+        *("get_item", "put_item", "patch_item", "delete_item", "put_image", "delete_image"),
+        *("start_job", "jobs", "job", "cancel_job", "follow_job"),
+    }
+    assert all(inspect.getdoc(value) for value in public.values())
+    assert list(inspect.signature(public["put_image"]).parameters) == ["item_id", "image_id", "photo", "version"]
+    assert list(inspect.signature(kind.get_item).parameters) == ["self", "item_id"]
+
+
+def test_options_are_those_of_the_service() -> None:
+    assert set(SearchOptions.__annotations__) == set(Options.model_fields)
+    assert set(JobOptions.__annotations__) == set(JobBody.model_fields) - {"source"}
