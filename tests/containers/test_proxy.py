@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from index.gallery.jobs import opened_jobs
-from tests.support.processes import serving
+from tests.support.processes import run_server
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
 
@@ -83,7 +83,7 @@ def client(
     request: pytest.FixtureRequest, asked_for: None, gallery: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
     """A client on the far side of a proxy."""
-    with serving("serve", "--gallery", gallery) as service:
+    with run_server("serve", "--gallery", gallery) as service:
         command, variables, address = request.param(tmp_path_factory.mktemp("proxy"), service.removeprefix("http://"))
         with (
             running(command, variables) as process,

@@ -20,7 +20,7 @@ from service.app import create_app
 from service.observability.metrics import Refusal, Stage
 from service.settings import PREFIX, Settings
 from tests.deploy.monitoring import ALERTS, DASHBOARD, FOLDER, expressions, metrics_of, panels, program
-from tests.support.processes import serving
+from tests.support.processes import run_server
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
 
@@ -32,7 +32,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> str:
     """What a running service answers to a scrape."""
     root = tmp_path_factory.mktemp("shop")
     gallery = make_tiny_gallery(root / "gallery", make_tiny_bundle(root / "bundle"))
-    with serving("serve", "--gallery", gallery) as address:
+    with run_server("serve", "--gallery", gallery) as address:
         httpx.post(f"{address}/v1/search", files={"image": tiny_photo(1, 3)}).raise_for_status()
         return httpx.get(f"{address}/metrics").text
 

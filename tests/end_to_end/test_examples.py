@@ -18,7 +18,7 @@ from service.auth.api_keys import KeyRing
 from service.client import Client
 from service.schemas.search import SearchAnswer
 from service.settings import Settings
-from tests.support.processes import serving
+from tests.support.processes import run_server
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
 
@@ -69,7 +69,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     serve = ("serve", "--gallery", gallery)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOOKALIKE_SOURCES", json.dumps({"catalogue": str(root / "gallery-source" / "catalogue.csv")}))
-        with serving(*serve) as without_keys, serving(*serve, "--keys", root / "keys.json") as with_keys:
+        with run_server(*serve) as without_keys, run_server(*serve, "--keys", root / "keys.json") as with_keys:
             with Client(without_keys) as client:
                 for number in (1, 2):
                     client.put_item(

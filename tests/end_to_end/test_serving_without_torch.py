@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.processes import lookalike, serving
+from tests.support.processes import lookalike, run_server
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
 
@@ -32,7 +32,7 @@ def test_it_indexes_serves_and_finds(python: Path, tmp_path: Path) -> None:
     source = tmp_path / "gallery-source" / "catalogue.csv"
     told = lookalike("reindex", source, "--gallery", tmp_path / "new", "--bundle", bundle, python=python)
     assert told.returncode == 0, told.stderr
-    with serving("serve", "--gallery", tmp_path / "new", "--bundle", bundle, python=python) as address:
+    with run_server("serve", "--gallery", tmp_path / "new", "--bundle", bundle, python=python) as address:
         answer = httpx.post(f"{address}/v1/search", files={"image": tiny_photo(1, 3)}, params={"top": 3})
         assert answer.status_code == 200
         assert answer.json()["items"][0]["id"] == "ball-green"

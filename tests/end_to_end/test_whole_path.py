@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.support.processes import lookalike, serving
+from tests.support.processes import lookalike, run_server
 from training.data.sample_shop import read_shop
 
 
@@ -24,7 +24,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_new_photos_find_their_products_over_http(demo: Path) -> None:
-    with serving("demo", "--quick", "--dir", demo) as address:
+    with run_server("demo", "--quick", "--dir", demo) as address:
         examples = httpx.get(f"{address}/v1/examples").json()
         found = {}
         for path in sorted((demo / "examples").iterdir()):

@@ -15,7 +15,7 @@ def lookalike(*arguments: str | Path, python: str | Path = sys.executable) -> su
 
 
 @contextmanager
-def serving(*arguments: str | Path, python: str | Path = sys.executable) -> Iterator[str]:
+def run_server(*arguments: str | Path, python: str | Path = sys.executable) -> Iterator[str]:
     """Runs a verb that serves, with `--port 0`, and yields the address that it announces."""
     command = [str(python), "-m", "lookalike", *map(str, arguments), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
