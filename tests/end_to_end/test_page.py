@@ -14,6 +14,8 @@ from tests.support.pages import cards, expect_first, open_page, photo_of_two, up
 from tests.support.processes import run_server
 from tests.support.tiny_gallery import COLOURS, tiny_photo
 
+pytestmark = pytest.mark.slow
+
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 

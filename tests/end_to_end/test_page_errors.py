@@ -10,6 +10,8 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 from tests.support.pages import MAX_BYTES, cards, expect_first, open_page, upload
 from tests.support.tiny_gallery import COLOURS, tiny_photo
 
+pytestmark = pytest.mark.slow
+
 POLL_MS = 16_000  # longer than the polling interval of the status
 PHOTO_LOST = "Photos are not kept after a reload"
 
