@@ -14,9 +14,7 @@ ROOT = Path(__file__).parent.parent
 def main(tag: str) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     if tag != f"v{version}":
-        sys.exit(
-            f"The tag {tag} is not v{version}, the version of pyproject.toml. Change it there, commit and tag again."
-        )
+        sys.exit(f"The tag {tag} is not v{version} of pyproject.toml. Change the version, commit and tag again.")
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     section = re.search(
         rf"^## \[{re.escape(version)}\] - ([^\n]+)\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL

@@ -48,7 +48,8 @@ def nginx(folder: Path, upstream: str) -> tuple[list[str], dict[str, str], str]:
     port, certificate = free_port(), f"{folder}/search.example.com"
     subprocess.run(
         f"{program('openssl')} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 "
-        f"-subj /CN=localhost -addext subjectAltName=DNS:localhost -keyout {certificate}.key -out {certificate}.pem".split(),
+        "-subj /CN=localhost -addext subjectAltName=DNS:localhost "
+        f"-keyout {certificate}.key -out {certificate}.pem".split(),
         check=True,
         capture_output=True,
     )

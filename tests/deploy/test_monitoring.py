@@ -108,8 +108,6 @@ def test_runbook_of_every_alert_names_things_that_exist(rule: dict[str, Any]) ->
     assert [page for page in pages if not (REPOSITORY / page).is_file()] == []
     programs = [name for name in ("nvidia-smi", "the log", "The log") if name in runbook]
     assert lines or variables or stages or probes or pages or programs, "a runbook names something to run or to look at"
-        "a runbook names a command, a setting or a place"
-    )
 
 
 def test_every_alert_has_a_severity_a_summary_and_a_line_in_the_documentation() -> None:
