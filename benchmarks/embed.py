@@ -9,17 +9,15 @@ import argparse
 import io
 import json
 import random
-import statistics
 import tempfile
-import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
 from _table import Row, make_row, print_table, write_json
+from _timing import Name, rates
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -40,7 +38,6 @@ LARGE = (3412, 2560)
 EAGER, COMPILED = "PyTorch eager", "torch.compile"
 COMPILED_BATCHES = (1, 8)
 Turn = Callable[[], object]
-Name = TypeVar("Name", bound=Hashable)
 
 
 def main() -> None:
@@ -72,9 +69,9 @@ def compare(folder: Path, *, quick: bool) -> list[Row]:
     pixels = np.stack([load_pixels(file.read_bytes(), fp32.preprocessing) for file in files])
     embedders = {"ONNX fp32": Embedder(fp32), "ONNX int8": Embedder(int8)}
 
-    rates = measure(speed_turns(model, embedders, pixels, sizes, compiled=not quick), count, turns)
+    speeds = measure(speed_turns(model, embedders, pixels, sizes, compiled=not quick), count, turns)
     return [
-        *speed_rows(rates),
+        *speed_rows(speeds),
         *([] if quick else [recall_row(folder, data)]),
         *decoding_rows(data, embedders["ONNX fp32"], photos=1 if quick else 8, turns=turns),
     ]
@@ -124,21 +121,14 @@ def speed_turns(
 
 def measure(turns: Mapping[Name, Turn], images: int, rounds: int) -> dict[Name, float]:
     """Returns the median images per second of each contender, after a warm-up turn."""
-    rates: dict[Name, list[float]] = {name: [] for name in turns}
     for turn in turns.values():
         turn()
-    for _ in range(rounds):
-        # In random order: no contender always runs with the caches that the same other one left.
-        for name, turn in random.sample(list(turns.items()), len(turns)):
-            begin = time.perf_counter()
-            turn()
-            rates[name].append(images / (time.perf_counter() - begin))
-    return {name: statistics.median(values) for name, values in rates.items()}
+    return rates(turns, images, rounds)
 
 
-def speed_rows(rates: dict[tuple[str, int], float]) -> list[Row]:
+def speed_rows(speeds: dict[tuple[str, int], float]) -> list[Row]:
     def rate_of(contender: str, batch: str) -> tuple[str, float]:
-        by_size = {size: rate for (name, size), rate in rates.items() if name == contender}
+        by_size = {size: rate for (name, size), rate in speeds.items() if name == contender}
         size = 1 if batch == "batch 1" else max(by_size, key=by_size.__getitem__)
         return f"{contender}, batch {size}", by_size[size]
 
@@ -146,7 +136,7 @@ def speed_rows(rates: dict[tuple[str, int], float]) -> list[Row]:
     for batch in ("batch 1", "best batch"):
         name, ours = rate_of("ONNX fp32", batch)
         rows.append(make_row(name, ours, *rate_of(EAGER, batch), "images/s", at_least=2))
-        if (COMPILED, 1) in rates:
+        if (COMPILED, 1) in speeds:
             rows.append(make_row(name, ours, *rate_of(COMPILED, batch), "images/s"))
         name, reduced = rate_of("ONNX int8", batch)
         rows.append(make_row(name, reduced, *rate_of("ONNX fp32", batch), "images/s", at_least=1.5))
@@ -173,12 +163,12 @@ def decoding_rows(data: DataSet, embedder: Embedder, *, photos: int, turns: int)
     reduced = np.stack([load_pixels(jpeg, rule) for jpeg in large])
     full = np.stack([rule.apply(decode(jpeg)) for jpeg in large])
     cosines = np.sum(embedder.embed(reduced) * embedder.embed(full), axis=1)
-    rates = measure(
+    speeds = measure(
         {"reduced": lambda: load_pixels(large[0], rule), "full": lambda: rule.apply(decode(large[0]))}, 1, turns
     )
     peer = "decoded whole"
     return [
-        make_row(f"decoding a JPEG of {LARGE[0]} x {LARGE[1]}", rates["reduced"], peer, rates["full"], "images/s"),
+        make_row(f"decoding a JPEG of {LARGE[0]} x {LARGE[1]}", speeds["reduced"], peer, speeds["full"], "images/s"),
         make_row("vector of a large JPEG, mean", float(cosines.mean()), peer, 1.0, "cosine", at_least=0.995),
         make_row("vector of a large JPEG, lowest", float(cosines.min()), peer, 1.0, "cosine", at_least=0.99),
     ]
