@@ -82,7 +82,7 @@ def untrained_run(folder: Path, config: TrainingConfig, model: EmbeddingModel) -
     run = RunFolder(folder)
     run.start(config, "sample", resume=False)
     run.save_best(model.state_dict())
-    run.write_result({"epoch": 0})
+    run.write_result({"epoch": 0, "untrained": {}})
     (folder / "metrics.jsonl").write_text(json.dumps({"epoch": 0}) + "\n", encoding="utf-8")
     return run
 
