@@ -1,7 +1,7 @@
-# Three images of one source; docs/deploy.md tells how they are used.
+# Three images from one source; see docs/deploy.md.
 #   docker build --target serve --tag lookalike .              serves and indexes on CPUs, without PyTorch
-#   docker build --target serve-gpu --tag lookalike:gpu .      the same on an NVIDIA GPU
-#   docker build --target train --tag lookalike:train .        trains and exports too
+#   docker build --target serve-gpu --tag lookalike:gpu .      serves and indexes on an NVIDIA GPU
+#   docker build --target train --tag lookalike:train .        also trains and exports
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 # ONNX Runtime for GPUs takes CUDA 13 and cuDNN 9 from the image.
 ARG CUDA_IMAGE=docker.io/nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04
@@ -12,9 +12,9 @@ FROM ${CUDA_IMAGE} AS python-gpu
 RUN command -v python3 >/dev/null || { \
     apt-get update && apt-get install --yes --no-install-recommends python3 && rm -rf /var/lib/apt/lists/*; }
 
-# --- Building: dependencies lie in a layer of their own, which a change of our source leaves alone ----------
+# --- Build: dependencies have a layer of their own, which a source change does not rebuild -------------------
 
-# A list of requirements for each extra. The next stages copy the lists: what else changes in the file costs nothing.
+# A list of requirements per extra. The next stages copy the lists, so other changes of pyproject.toml keep the cache.
 FROM python AS requirements
 WORKDIR /requirements
 COPY pyproject.toml /
@@ -24,21 +24,21 @@ lists = {"core": project["dependencies"], **project["optional-dependencies"]}; \
 [pathlib.Path(name + ".txt").write_text("\n".join(lists[name])) for name in lists]'
 
 FROM python AS builder
-# An index of packages of your own, where pip's configuration in the base image does not name it already.
+# A private package index, unless pip's configuration in the base image names it.
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
-# Without pip: the builder's installs into it, and no image carries one.
+# Without pip: the pip of the builder installs into it, and no image contains one.
 RUN python3 -m venv --without-pip /opt/lookalike
 COPY constraints.txt ./
 COPY --from=requirements /requirements ./
 
 FROM builder AS dependencies
-# More extras of pyproject.toml, such as "otel parquet remote".
+# Additional extras of pyproject.toml, such as "otel parquet remote".
 ARG EXTRAS=""
-# Compiled now, and never checked against the sources' times: nothing can be written where it runs. Packages bring
-# files for newer Pythons too, which do not compile and are not needed.
+# Compiled at build time with unchecked hashes: the file system is read-only at run time. Files for newer versions of
+# Python fail to compile and are not needed.
 RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --constraint constraints.txt \
       $(printf -- '--requirement %s.txt ' core cpu ${EXTRAS}) \
  && find /opt/lookalike/lib -type d -name tests -prune -exec rm -r {} + \
@@ -66,7 +66,7 @@ RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --con
  && find /opt/lookalike/lib -type d -name tests -prune -exec rm -r {} + \
  && { python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib || true; }
 
-# Our own code, beside the dependencies and the same in all images: an upgrade fetches this small layer.
+# The application, apart from the dependencies and the same in all images: an upgrade downloads this small layer.
 FROM builder AS package
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE lookalike.py ./
@@ -77,10 +77,10 @@ RUN python3 -m pip install --no-compile --no-deps --target /app . \
  && sed --in-place '1s|.*|#!/opt/lookalike/bin/python|' /app/bin/lookalike \
  && python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /app
 
-# --- Running: no pip, no build tools, no root ---------------------------------------------------------------
+# --- Run time: no pip, no build tools, no root --------------------------------------------------------------
 
 FROM python AS runtime
-# The gallery is a folder within its volume, so that a snapshot can be restored beside it and then take its name.
+# The gallery is a folder in its volume, so that a snapshot can be restored next to it and then renamed.
 ENV PATH=/app/bin:/opt/lookalike/bin:${PATH} PYTHONPATH=/app PYTHONUNBUFFERED=1 HOME=/tmp \
     LOOKALIKE_HOST=0.0.0.0 LOOKALIKE_GALLERY=/data/gallery LOOKALIKE_KEYS=/keys/keys.json
 RUN useradd --uid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin lookalike \

@@ -1,27 +1,32 @@
-# The day-to-day commands; `make demo` and `make test` do all the set-up themselves.
+# Everyday commands. Each target installs what it needs.
+#   make demo     train, index and serve a sample shop
+#   make check    lint, types and the fast tests: about two minutes
+#   make test     lint, types and all tests
+#   make bench    the benchmarks in their quick form
+#   make package  build the wheel and the source distribution
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO_DIR ?= demo
 PORT ?= 8000
 
-.PHONY: env demo test test-containers lint bench package sbom audit clean
+.PHONY: env demo check test test-containers lint bench package sbom audit clean
 
 env: .venv/.complete
 
-# The stamp is written last, so an interrupted installation is made again.
+# The stamp is written last, so that an interrupted installation is repeated.
 .venv/.complete: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Lookalike needs Python 3.11 or newer: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[cpu,train,dev]"
 	touch $@
 
-# What a server installs: no PyTorch. The tests run the service in it.
+# The environment of a server, without PyTorch; tests run the service in it.
 .venv-serve/.complete: pyproject.toml constraints.txt
 	test -x .venv-serve/bin/python || $(PYTHON) -m venv .venv-serve
 	.venv-serve/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[cpu]"
 	touch $@
 
-# Tools that look at what is released, apart from it.
+# Tools that build and check a release.
 .venv-release/.complete: constraints.txt
 	test -x .venv-release/bin/python || $(PYTHON) -m venv .venv-release
 	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build cyclonedx-bom pip-audit pip-licenses twine zizmor
@@ -30,10 +35,14 @@ env: .venv/.complete
 demo: env
 	$(BIN)/lookalike demo --dir $(DEMO_DIR) --port $(PORT)
 
-test: env lint .venv-serve/.complete
+# Leaves out the tests marked `slow`: those that train, start a browser or take more than a few seconds.
+check: lint
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
+
+test: lint .venv-serve/.complete
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
-# Needs Docker or Podman with compose; docs/deploy.md names the variables that choose one.
+# Needs Docker or Podman with compose; docs/deploy.md lists the variables that select one.
 test-containers: env
 	CONTAINERS=1 $(BIN)/python -m pytest tests/containers
 
@@ -50,7 +59,7 @@ package: .venv-release/.complete
 	.venv-release/bin/python -m build
 	.venv-release/bin/twine check --strict dist/*
 
-# Of what a server gets and nothing else: the wheel with its extra `cpu`, no pip. GPL and unknown licences are refused.
+# The bill of materials of a server: the wheel with its extra `cpu`, without pip. Fails on GPL and unknown licences.
 sbom: package
 	rm -rf build/serve && $(PYTHON) -m venv --without-pip build/serve
 	.venv-release/bin/python -m pip --python build/serve/bin/python install --quiet --disable-pip-version-check --constraint constraints.txt "$$(echo dist/*.whl)[cpu]"
@@ -58,11 +67,11 @@ sbom: package
 	.venv-release/bin/pip-licenses --python build/serve/bin/python --partial-match --fail-on "GPL;GNU;EUPL;SSPL;UNKNOWN" --format markdown
 	.venv-release/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file build/lookalike.cdx.json build/serve/bin/python
 
-# Strict: a package that nobody could look up is a failure, not a pass.
+# Strict: a package that cannot be looked up fails the audit.
 audit: .venv-release/.complete
 	.venv-release/bin/zizmor --offline --quiet .github
 	.venv-release/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints.txt \
-	  || { echo "A package has a known vulnerability, or the index that knows them could not be asked: see above." >&2; exit 1; }
+	  || { echo "A package has a known vulnerability, or the vulnerability database could not be reached: see above." >&2; exit 1; }
 
 clean:
 	rm -rf .venv .venv-serve .venv-release demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

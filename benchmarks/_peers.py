@@ -1,4 +1,4 @@
-"""Other engines that search vectors, each behind the same few verbs; all but FAISS come with the extra `bench`."""
+"""Other vector search engines behind one interface; all but FAISS come with the extra `bench`."""
 
 import tempfile
 import time
@@ -8,38 +8,52 @@ from importlib import import_module
 from typing import Any, Protocol
 
 import numpy as np
-from _shop import BLOCK, TOP, Case, Choice, Rows, Shop, faiss
+from _shop import BLOCK, TOP, Case, Choice, Rows, Shop, faiss, recall
 
-LADDER = (10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
-"""Efforts that a peer is tried with until it reaches a recall."""
-MOST_FETCHED = 1000
-"""The most that is fetched to be filtered afterwards."""
+EF_VALUES = (10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 256, 320, 384, 512, 768, 1024)
+"""Values of ef that are tried for a peer until it reaches a recall."""
+MAX_FETCHED = 1000
+"""Maximum number of results that are fetched to be filtered afterwards."""
 
 
 class Contender(Protocol):
-    """Something that answers queries, from several threads at once."""
+    """An engine that is searched from several threads."""
 
     name: str
 
-    def ask(self, case: Case) -> Any:
-        """The answer in the engine's own form: this is what is timed."""
+    def search(self, case: Case) -> Any:
+        """Returns the result in the form of the engine: this is what is timed."""
 
-    def rows(self, answer: Any) -> Sequence[int]:
-        """The rows that an answer names."""
+    def rows(self, result: Any) -> Sequence[int]:
+        """Returns the rows of a result."""
 
 
 class Peer(Contender, Protocol):
     seconds: float
-    """That its build took."""
+    """Duration of its build."""
 
     def tune(self, effort: int) -> None:
-        """Sets how far a search walks."""
+        """Sets the number of candidates that a search explores."""
 
     def close(self) -> None: ...
 
 
+def measure_recall(contender: Contender, cases: Sequence[Case]) -> float:
+    return recall([contender.rows(contender.search(case)) for case in cases], cases)
+
+
+def tune_to_recall(peer: Peer, cases: Sequence[Case], target: float) -> str:
+    """Sets the smallest ef that reaches a recall, or the largest, and returns its description."""
+    for effort in EF_VALUES:
+        peer.tune(effort)
+        reached = measure_recall(peer, cases)
+        if reached >= target:
+            break
+    return f"ef {effort}, recall {reached:.4f}"
+
+
 class RawFaiss:
-    """A graph of FAISS searched without a gallery around it."""
+    """An HNSW index of FAISS, searched without a gallery."""
 
     def __init__(self, index: Any, name: str, seconds: float = 0.0, order: Rows | None = None) -> None:
         """Position p of the index holds row order[p] of the shop, or row p."""
@@ -48,8 +62,8 @@ class RawFaiss:
         self._parameters = cache(self._parameters_of)
 
     @classmethod
-    def built(cls, shop: Shop, like: Any, threads: int) -> "RawFaiss":
-        """One with the settings of another index."""
+    def build(cls, shop: Shop, like: Any, threads: int) -> "RawFaiss":
+        """Builds an index with the parameters of another one."""
         links = like.hnsw.nb_neighbors(1)
         index = faiss.IndexHNSWSQ(like.d, faiss.ScalarQuantizer.QT_fp16, links, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = like.hnsw.efConstruction
@@ -69,11 +83,11 @@ class RawFaiss:
         selector = faiss.IDSelectorBitmap(np.packbits(choice.mask[self._order], bitorder="little"))
         return faiss.SearchParametersHNSW(efSearch=effort, sel=selector)
 
-    def ask(self, case: Case) -> Any:
+    def search(self, case: Case) -> Any:
         return self.index.search(case.query, TOP, params=self._parameters(self._effort, case.choice))
 
-    def rows(self, answer: Any) -> Sequence[int]:
-        found = answer[1][0]
+    def rows(self, result: Any) -> Sequence[int]:
+        found = result[1][0]
         rows: list[int] = self._order[found[found >= 0]].tolist()
         return rows
 
@@ -97,15 +111,15 @@ class Hnswlib:
     def tune(self, effort: int) -> None:
         self._index.set_ef(effort)
 
-    def ask(self, case: Case) -> Any:
+    def search(self, case: Case) -> Any:
         test = None if case.choice is None else self._test(case.choice)
         try:
             return self._index.knn_query(case.query, k=TOP, num_threads=1, filter=test)
-        except RuntimeError:  # it met fewer than wanted, and then answers none of them
+        except RuntimeError:  # it found fewer than requested, and then returns none of them
             return None
 
-    def rows(self, answer: Any) -> Sequence[int]:
-        rows: list[int] = [] if answer is None else answer[0][0].tolist()
+    def rows(self, result: Any) -> Sequence[int]:
+        rows: list[int] = [] if result is None else result[0][0].tolist()
         return rows
 
     def close(self) -> None:
@@ -121,20 +135,20 @@ class Usearch:
         begin = time.perf_counter()
         self._index.add(np.arange(count), shop.vectors, threads=threads)
         self.seconds = time.perf_counter() - begin
-        self._fetched = cache(lambda choice: min(MOST_FETCHED, int(TOP / choice.mask.mean())))
+        self._fetched = cache(lambda choice: min(MAX_FETCHED, int(TOP / choice.mask.mean())))
 
     def tune(self, effort: int) -> None:
         self._index.expansion_search = effort
 
-    def ask(self, case: Case) -> Any:
-        """It knows no filters: more is fetched, and what does not match is dropped."""
+    def search(self, case: Case) -> Any:
+        """Fetches more results and drops those that do not match: usearch has no filters."""
         if case.choice is None:
             return self._index.search(case.query[0], TOP, threads=1).keys
         keys = self._index.search(case.query[0], self._fetched(case.choice), threads=1).keys
         return keys[case.choice.mask[keys]][:TOP]
 
-    def rows(self, answer: Any) -> Sequence[int]:
-        rows: list[int] = answer.tolist()
+    def rows(self, result: Any) -> Sequence[int]:
+        rows: list[int] = result.tolist()
         return rows
 
     def close(self) -> None:
@@ -142,7 +156,7 @@ class Usearch:
 
 
 class Milvus:
-    """The standalone server of the package, in a process of its own, asked over the loopback interface."""
+    """The standalone server of the package, in a process of its own, called over the loopback interface."""
 
     name = "Milvus 2.3 standalone, HNSW M 16, efC 200"
 
@@ -187,16 +201,16 @@ class Milvus:
     def tune(self, effort: int) -> None:
         self._search = {"metric_type": "IP", "params": {"ef": effort}}
 
-    def ask(self, case: Case) -> Any:
+    def search(self, case: Case) -> Any:
         choice = case.choice
-        wanted = f"{choice.low} <= {choice.attribute} < {choice.high}" if choice else ""
-        return self._client.search("shop", case.query, filter=wanted, limit=TOP, search_params=self._search)
+        condition = f"{choice.low} <= {choice.attribute} < {choice.high}" if choice else ""
+        return self._client.search("shop", case.query, filter=condition, limit=TOP, search_params=self._search)
 
-    def rows(self, answer: Any) -> Sequence[int]:
-        return [hit["id"] for hit in answer[0]]
+    def rows(self, result: Any) -> Sequence[int]:
+        return [hit["id"] for hit in result[0]]
 
     def close(self) -> None:
         if process := self._server.server_proc:
-            process.kill()  # it would take a minute to end by itself, and its data goes anyway
+            process.kill()  # a regular stop takes a minute, and its data is deleted anyway
         self._server.stop()
         self._folder.cleanup()

@@ -55,7 +55,7 @@ def main() -> None:
 def compare(folder: Path, *, quick: bool) -> list[Row]:
     bundle, gallery, photos = prepare(folder)
     embedder = Embedder(bundle)
-    vectors = np.concatenate([vector[None] for _, vector in embedder.embed_images(photos)])  # type: ignore[index]
+    vectors = embedder.embed(np.stack([load_pixels(photo, bundle.preprocessing) for photo in photos]))
     np.save(folder / "vectors.npy", vectors)
     rounds, count = (1, 96) if quick else (5, 320)
     with ExitStack() as running:

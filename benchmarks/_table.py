@@ -1,4 +1,4 @@
-"""Rows of a benchmark: what was measured, what the peer needs, and whether the target holds."""
+"""Rows of a benchmark: our value, the value of a peer, and whether their ratio meets a target."""
 
 import json
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from pathlib import Path
 class Row:
     """`ours` and `peer_value` are in `unit`, `ratio` is ours over the peer's, `target` bounds the ratio.
 
-    A row without a target only informs: its `target` is empty and `holds` is None.
+    A row without a target has an empty `target`, and `holds` is None.
     """
 
     name: str
@@ -33,7 +33,7 @@ def make_row(
     at_most: float | None = None,
     at_least: float | None = None,
 ) -> Row:
-    """A row of two measured values, held against the largest or the smallest acceptable ratio."""
+    """Creates a row of two measured values and checks their ratio against a maximum or a minimum."""
     ratio, target, holds = ours / peer_value, "", None
     if at_most is not None:
         target, holds = f"<= {at_most:g}", ratio <= at_most
@@ -43,7 +43,7 @@ def make_row(
 
 
 def print_table(rows: Sequence[Row]) -> None:
-    """The rows as a Markdown table, ready for a page of the documentation."""
+    """Prints the rows as a Markdown table."""
     print("| name | ours | peer | peer's value | ratio | unit | target | holds |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for r in rows:
@@ -52,5 +52,5 @@ def print_table(rows: Sequence[Row]) -> None:
 
 
 def write_json(rows: Sequence[Row], file: Path) -> None:
-    """The rows as a JSON list."""
+    """Writes the rows as a JSON list."""
     file.write_text(json.dumps([asdict(r) for r in rows], indent=2) + "\n", encoding="utf-8")

@@ -1,47 +1,37 @@
-"""Asking contenders: how much they recall, how many queries a second they answer, and how long each query takes."""
+"""Timing of contenders: the rate of each in turns, and the latency of single queries."""
 
 import random
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-from _peers import LADDER, Contender, Peer
-from _shop import Case, recall
 from numpy.typing import NDArray
 
 from index._util.system import usable_cores
 
+if TYPE_CHECKING:  # not at run time: they import FAISS, which benchmarks of PyTorch do not need
+    from _peers import Contender
+    from _shop import Case
+
 THREADS = max(2, usable_cores())
 
+Name = TypeVar("Name", bound=Hashable)
 Process = subprocess.Popen[str]
 
 
-def recall_of(contender: Contender, cases: Sequence[Case]) -> float:
-    return recall([contender.rows(contender.ask(case)) for case in cases], cases)
-
-
-def tuned(peer: Peer, cases: Sequence[Case], wanted: float) -> str:
-    """Sets the least effort that reaches a recall, or the largest, and says what it is."""
-    for effort in LADDER:
-        peer.tune(effort)
-        reached = recall_of(peer, cases)
-        if reached >= wanted:
-            break
-    return f"ef {effort}, recall {reached:.4f}"
-
-
 def search_turn(
-    contender: Contender, cases: Sequence[Case], pool: ThreadPoolExecutor | None = None
+    contender: "Contender", cases: Sequence["Case"], pool: ThreadPoolExecutor | None = None
 ) -> Callable[[], object]:
-    """One query after the other, in this thread or in each of the pool's."""
+    """Returns a function that runs one query after the other, in this thread or in each thread of the pool."""
 
-    def run(part: Sequence[Case]) -> None:
+    def run(part: Sequence["Case"]) -> None:
         for case in part:
-            contender.ask(case)
+            contender.search(case)
 
     if pool is None:
         return partial(run, cases)
@@ -49,27 +39,27 @@ def search_turn(
     return lambda: list(pool.map(run, parts))
 
 
-def rates(turns: Mapping[str, Callable[[], object]], queries: int, rounds: int) -> dict[str, float]:
-    """The median of each contender's queries a second; their recall was measured before, so all are warm."""
-    found: dict[str, list[float]] = {name: [] for name in turns}
+def rates(turns: Mapping[Name, Callable[[], object]], count: int, rounds: int) -> dict[Name, float]:
+    """Returns the median rate of each contender, whose turn processes `count` images or queries; all must be warm."""
+    measured: dict[Name, list[float]] = {name: [] for name in turns}
     for _ in range(rounds):
-        # In any order: nobody always runs in the caches that the same neighbour left.
+        # In random order: no contender always runs with the caches that the same other one left.
         for name, turn in random.sample(list(turns.items()), len(turns)):
             begin = time.perf_counter()
             turn()
-            found[name].append(queries / (time.perf_counter() - begin))
-    return {name: statistics.median(values) for name, values in found.items()}
+            measured[name].append(count / (time.perf_counter() - begin))
+    return {name: statistics.median(values) for name, values in measured.items()}
 
 
 def latencies(
-    contender: Contender, cases: Sequence[Case], beside: Process | None = None, *, seconds: float = 0.0
+    contender: "Contender", cases: Sequence["Case"], during: Process | None = None, *, seconds: float = 0.0
 ) -> NDArray[np.float64]:
-    """Seconds of each search, for some time or until a process ends."""
-    found = []
+    """Returns the seconds of each search, for some time or while a process runs."""
+    measured = []
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end if beside is None else beside.poll() is None:
+    while time.perf_counter() < end if during is None else during.poll() is None:
         for case in random.sample(cases, 20):
             begin = time.perf_counter()
-            contender.ask(case)
-            found.append(time.perf_counter() - begin)
-    return np.array(found)
+            contender.search(case)
+            measured.append(time.perf_counter() - begin)
+    return np.array(measured)

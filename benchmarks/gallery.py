@@ -1,8 +1,8 @@
 """Searches, writes, memory and files of a gallery against raw FAISS, hnswlib, usearch and a Milvus server.
 
-The vectors are synthetic, in clusters within clusters, or real embeddings from a file; queries are shifted from stored
-vectors. Searches ask one query at a time for the ten nearest. Contenders take turns in one process, each with one
-thread a query, and medians are compared. Recall is against exact search; peers walk as far as they need to reach ours.
+The vectors are synthetic, in nested clusters, or real embeddings from a file; queries are stored vectors with noise.
+A search returns the ten nearest of one query. Contenders take turns in one process, with one thread per query, and
+medians are compared. Recall is against exact search; peers are tuned to reach the recall of the gallery.
 """
 
 import argparse
@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from _peers import Contender, Hnswlib, Milvus, Peer, RawFaiss, Usearch
+from _peers import Contender, Hnswlib, Milvus, Peer, RawFaiss, Usearch, measure_recall, tune_to_recall
 from _shop import TOP, Case, Choice, Kind, Shop, embedded_shop, faiss, filtered_cases, plain_cases, synthetic_shop
 from _table import Row, make_row, print_table, write_json
-from _timing import THREADS, Process, latencies, rates, recall_of, search_turn, tuned
+from _timing import THREADS, Process, latencies, rates, search_turn
 
 from index.gallery import Gallery, open_gallery
 from index.gallery.types import Found
@@ -36,17 +36,17 @@ from index.gallery.vectors.faiss.generation import INDEX_FILE, RECORDS_FILE
 
 FULL, QUICK = (512, [100_000, 1_000_000]), (64, [25_000])
 """Dimensions and counts of vectors."""
-PEERS_UP_TO = 100_000
-"""Vectors up to which every peer builds its own index: beyond, that takes hours."""
+MAX_PEER_VECTORS = 100_000
+"""Number of vectors up to which every peer builds its own index: more take hours."""
 SHARES = (0.001, 0.01, 0.1, 0.5, 1.0)
 KINDS: tuple[Kind, ...] = ("random", "clustered, query inside", "clustered, query outside")
 BATCH = 256
 WRITES, PAUSE = 8, 0.5
-"""Batches that are written beside searches, and the seconds from one to the next."""
+"""Number of batches written during searches, and the seconds from one to the next."""
 
 
 class Effort(NamedTuple):
-    """How much is measured."""
+    """The size of the measurements."""
 
     queries: int
     filtered_queries: int
@@ -55,19 +55,19 @@ class Effort(NamedTuple):
 
 
 class Ours:
-    """The gallery, as a contender."""
+    """The gallery as a contender."""
 
     name = "ours"
 
     def __init__(self, gallery: Gallery, bundle_id: str) -> None:
         self._gallery, self._bundle_id = gallery, bundle_id
 
-    def ask(self, case: Case) -> Found:
-        wanted = case.choice.filter if case.choice else None
-        return self._gallery.search(case.query, bundle_id=self._bundle_id, top=TOP, filter=wanted)
+    def search(self, case: Case) -> Found:
+        condition = case.choice.filter if case.choice else None
+        return self._gallery.search(case.query, bundle_id=self._bundle_id, top=TOP, filter=condition)
 
-    def rows(self, answer: Found) -> list[int]:
-        return [int(hit.item.id) for hit in answer.hits[0]]
+    def rows(self, result: Found) -> list[int]:
+        return [int(hit.item.id) for hit in result.hits[0]]
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
     parser.add_argument("--count", type=int, nargs="+", metavar="N", help="vectors (default: 100000 1000000)")
     parser.add_argument("--embeddings", type=Path, metavar="FILE.npy", help="real vectors instead of synthetic ones")
-    parser.add_argument("--dir", type=Path, help="keep the built galleries here, and use those that are there")
+    parser.add_argument("--dir", type=Path, help="keep the galleries here and reuse existing ones")
     parser.add_argument("--read", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--write", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -86,7 +86,7 @@ def main() -> None:
         write(*arguments.write)
     else:
         random.seed(0)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers and copies go too
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers and temporary copies are removed
         with tempfile.TemporaryDirectory(prefix="lookalike-bench-") as temporary:
             rows = compare(arguments, arguments.dir or Path(temporary))
         print_table(rows)
@@ -107,20 +107,20 @@ def compare(arguments: argparse.Namespace, folder: Path) -> list[Row]:
 
 
 class Benchmark:
-    """All measurements of one shop."""
+    """All measurements of one set of vectors."""
 
     def __init__(self, shop: Shop, folder: Path, effort: Effort, *, quick: bool) -> None:
         self._shop, self._effort, self._quick = shop, effort, quick
         self._address = folder / "gallery"
         self._record = folder / "built.json"
-        self._of = f"{len(shop.vectors):,} x {shop.vectors.shape[1]}"
+        self._size = f"{len(shop.vectors):,} x {shop.vectors.shape[1]}"
 
     def rows(self) -> list[Row]:
-        built = self._built()
+        built = self._build()
         cases = plain_cases(self._shop, self._effort.queries)
         rows = [
             make_row(
-                f"upserts in batches of {BATCH}, {self._of}", built["upserts"], "limit", 2000, "items/s",
+                f"upserts in batches of {BATCH}, {self._size}", built["upserts"], "limit", 2000, "items/s",
                 **self._target(at_least=1),
             ),
             *self._reader_rows(cases),
@@ -130,26 +130,26 @@ class Benchmark:
             ours = Ours(gallery, self._shop.bundle_id)
             with self._peers() as (raw, others):
                 peers = [raw, *others]
-                rows += self._building_rows(built, raw)
+                rows += self._build_rows(built, raw)
                 rows += self._search_rows(ours, peers, cases)
                 rows += self._filtered_rows(ours, peers)
             rows.append(self._new_filter_row(ours, cases))
         return rows + self._busy_rows(cases)
 
     def _check(self, gallery: Gallery) -> None:
-        """A generation that cannot be read is replaced by exact search, which is not what is to be measured."""
+        """Fails if the gallery is searched exactly, because its generation is missing or damaged."""
         stats = gallery.stats()
         if stats.kind != "hnsw" or stats.pending or stats.images != len(self._shop.vectors):
-            raise SystemExit(f"{self._address} is not searched by a graph of all vectors; remove it ({stats}).")
+            raise SystemExit(f"{self._address} has no HNSW index of all vectors: remove it ({stats}).")
 
     def _target(self, **bound: float) -> dict[str, float]:
-        """Few small vectors show that all runs, not how fast: no row of theirs has a target of speed or size."""
+        """Returns the target of a row; none in the quick form, which is too small to measure speed or size."""
         return {} if self._quick else bound
 
-    # Building
+    # Build
 
-    def _built(self) -> dict[str, float]:
-        """What building took; the gallery of an earlier run is used as it is."""
+    def _build(self) -> dict[str, float]:
+        """Builds the gallery, or reuses that of an earlier run; returns how fast it was built."""
         if not self._record.is_file():
             shutil.rmtree(self._address, ignore_errors=True)
             with closing(open_gallery(self._address, create=True)) as gallery:
@@ -159,45 +159,45 @@ class Benchmark:
                     rows = range(start, min(start + BATCH, count))
                     gallery.upsert(self._shop.entries(rows), self._shop.bundle_id)
                     if start // BATCH % 400 == 0:
-                        say(f"{self._of}: {start:,} upserted, {time.perf_counter() - begin:.0f} s")
+                        log(f"{self._size}: {start:,} upserted, {time.perf_counter() - begin:.0f} s")
                 upserted = time.perf_counter()
                 gallery.compact()
                 compacted = time.perf_counter()
-                say(f"{self._of}: compacted in {compacted - upserted:.0f} s, {gallery.stats()}")
+                log(f"{self._size}: compacted in {compacted - upserted:.0f} s, {gallery.stats()}")
             record = {"upserts": count / (upserted - begin), "compaction": compacted - upserted}
             self._record.write_text(json.dumps(record), encoding="utf-8")
         built: dict[str, float] = json.loads(self._record.read_text(encoding="utf-8"))
         return built
 
-    def _building_rows(self, built: dict[str, float], raw: RawFaiss) -> list[Row]:
+    def _build_rows(self, built: dict[str, float], raw: RawFaiss) -> list[Row]:
         files = sum(path.stat().st_size for path in self._generation().iterdir())
         bare = faiss.serialize_index(raw.index).nbytes
-        rows = [make_row(f"the generation's files, {self._of}", files / 2**20, raw.name, bare / 2**20, "MiB")]
+        rows = [make_row(f"the generation's files, {self._size}", files / 2**20, raw.name, bare / 2**20, "MiB")]
         if raw.seconds:
-            name = f"build of a generation, {self._of}"
+            name = f"build of a generation, {self._size}"
             rows.append(make_row(name, built["compaction"], f"{raw.name}, add alone", raw.seconds, "s"))
         return rows
 
     @contextmanager
     def _peers(self) -> Iterator[tuple[RawFaiss, list[Peer]]]:
-        """Raw FAISS and the others. A peer that is not installed is left out."""
+        """Builds raw FAISS and the other peers. A peer that is not installed is skipped."""
         file = self._generation() / INDEX_FILE
         peers: list[Peer] = []
         try:
-            if len(self._shop.vectors) > PEERS_UP_TO:
-                # Images were stored in the order of the shop's rows, so their keys count these from 1.
+            if len(self._shop.vectors) > MAX_PEER_VECTORS:
+                # Images were stored in the order of the rows, so their keys are row numbers from 1.
                 order = open_arrays(self._generation() / RECORDS_FILE)["keys"] - 1
                 raw = RawFaiss(faiss.read_index(str(file)), "raw FAISS, the generation's own index", order=order)
             else:
                 like = faiss.read_index(str(file), faiss.IO_FLAG_MMAP_IFC)
-                raw = RawFaiss.built(self._shop, like, THREADS)
+                raw = RawFaiss.build(self._shop, like, THREADS)
                 for kind in (Hnswlib, Usearch) if self._quick else (Hnswlib, Usearch, Milvus):
                     try:
                         peers.append(kind(self._shop, THREADS))
                     except ImportError as error:
-                        say(f"{kind.name} is left out ({error}): pip install -e '.[bench]'")
+                        log(f"{kind.name} is skipped ({error}): pip install -e '.[bench]'")
                         continue
-                    say(f"{self._of}: {kind.name} built in {peers[-1].seconds:.0f} s")
+                    log(f"{self._size}: {kind.name} built in {peers[-1].seconds:.0f} s")
             faiss.omp_set_num_threads(1)
             yield raw, peers
         finally:
@@ -206,54 +206,54 @@ class Benchmark:
                 peer.close()
 
     def _generation(self) -> Path:
-        """The one generation of a gallery that was compacted once."""
+        """Returns the folder of the only generation."""
         [folder] = (self._address / GENERATIONS).iterdir()
         return folder
 
-    # A process that only reads
+    # A process that only searches
 
     def _reader_rows(self, cases: Sequence[Case]) -> list[Row]:
-        """Memory and start of a fresh process; none else has the files mapped, so that all of them is its own."""
+        """Measures start and memory of a new process, the only one that maps the files."""
         with tempfile.TemporaryDirectory() as folder:
             queries = Path(folder) / "queries.npy"
             np.save(queries, np.concatenate([case.query for case in cases]))
             runs = [start("--read", self._address, self._shop.bundle_id, queries).communicate()[0] for _ in range(3)]
         first, pss, anonymous = (statistics.median(column) for column in zip(*map(json.loads, runs), strict=True))
-        every = sum(path.stat().st_size for path in self._generation().iterdir()) / 2**20
-        # A small generation is less than the interpreter and its libraries, some 70 MiB, which no gallery can save.
-        large = self._target(at_most=1.3) if len(self._shop.vectors) > PEERS_UP_TO else {}
+        file_size = sum(path.stat().st_size for path in self._generation().iterdir()) / 2**20
+        # A small generation is smaller than the interpreter with its libraries, some 70 MiB.
+        large = self._target(at_most=1.3) if len(self._shop.vectors) > MAX_PEER_VECTORS else {}
         return [
             make_row(
-                f"open and first answer in a fresh process, {self._of}", first, "limit", 2.0, "s",
+                f"open and first answer in a fresh process, {self._size}", first, "limit", 2.0, "s",
                 **self._target(at_most=1),
             ),
             make_row(
-                f"memory of a process after {len(cases):,} queries, {self._of}", pss, "the generation's files", every,
-                "MiB", **large,
+                f"memory of a process after {len(cases):,} queries, {self._size}", pss, "the generation's files",
+                file_size, "MiB", **large,
             ),
-            make_row(f"of that, anonymous memory, {self._of}", anonymous, "the generation's files", every, "MiB"),
+            make_row(f"of that, anonymous memory, {self._size}", anonymous, "the generation's files", file_size, "MiB"),
         ]  # fmt: skip
 
-    # Searching
+    # Search
 
     def _search_rows(self, ours: Ours, peers: Sequence[Peer], cases: Sequence[Case]) -> list[Row]:
-        wanted = recall_of(ours, cases)
-        labels = {peer.name: f"{peer.name}, {tuned(peer, cases, wanted)}" for peer in peers}
-        say(f"{self._of}: ours recall {wanted:.4f}, {labels}")
+        target = measure_recall(ours, cases)
+        labels = {peer.name: f"{peer.name}, {tune_to_recall(peer, cases, target)}" for peer in peers}
+        log(f"{self._size}: ours recall {target:.4f}, {labels}")
         rows = []
         with ThreadPoolExecutor(THREADS, initializer=partial(faiss.omp_set_num_threads, 1)) as pool:
             for threads in (1, THREADS):
                 contenders: list[Contender] = [ours, *peers]
                 turns = {one.name: search_turn(one, cases, pool if threads > 1 else None) for one in contenders}
                 if threads == 1:
-                    turns["items"] = lambda: [ours.rows(ours.ask(case)) for case in cases]
-                found = rates(turns, len(cases), self._effort.rounds)
-                name = f"search, {threads} {'threads' if threads > 1 else 'thread'}, {self._of}, recall {wanted:.4f}"
+                    turns["items"] = lambda: [ours.rows(ours.search(case)) for case in cases]
+                qps = rates(turns, len(cases), self._effort.rounds)
+                name = f"search, {threads} {'threads' if threads > 1 else 'thread'}, {self._size}, recall {target:.4f}"
                 for peer in peers:
-                    target = self._target(at_least=0.9) if peer is peers[0] else {}
-                    rows.append(make_row(name, found["ours"], labels[peer.name], found[peer.name], "QPS", **target))
+                    bound = self._target(at_least=0.9) if peer is peers[0] else {}
+                    rows.append(make_row(name, qps["ours"], labels[peer.name], qps[peer.name], "QPS", **bound))
                 if threads == 1:
-                    rows.append(make_row(f"{name}, items read", found["items"], "hits alone", found["ours"], "QPS"))
+                    rows.append(make_row(f"{name}, items read", qps["items"], "hits alone", qps["ours"], "QPS"))
         return rows
 
     def _filtered_rows(self, ours: Ours, peers: Sequence[Peer]) -> list[Row]:
@@ -264,36 +264,36 @@ class Benchmark:
                     continue
                 cases = filtered_cases(self._shop, kind, share, self._effort.filtered_queries)
                 contenders: list[Contender] = [ours, *peers]
-                recall_by = {one.name: recall_of(one, cases) for one in contenders}
-                found = rates({one.name: search_turn(one, cases) for one in contenders}, len(cases), 3)
-                name = f"filtered, {kind}, {share:.1%}, {self._of}"
-                say(f"{name}: {recall_by}, {found}")
+                recall_by = {one.name: measure_recall(one, cases) for one in contenders}
+                measured = rates({one.name: search_turn(one, cases) for one in contenders}, len(cases), 3)
+                name = f"filtered, {kind}, {share:.1%}, {self._size}"
+                log(f"{name}: {recall_by}, {measured}")
                 recalls.append(recall_by["ours"])
                 rows.append(make_row(f"{name}, recall@{TOP}", recalls[-1], "exact", 1.0, "recall", at_least=0.99))
                 for peer in peers:
                     label = f"{peer.name}, recall {recall_by[peer.name]:.3f}"
-                    rows.append(make_row(name, found["ours"], label, found[peer.name], "QPS"))
+                    rows.append(make_row(name, measured["ours"], label, measured[peer.name], "QPS"))
         lowest = make_row(
-            f"filtered, lowest recall@{TOP}, {self._of}", min(recalls), "exact", 1.0, "recall", at_least=0.99
+            f"filtered, lowest recall@{TOP}, {self._size}", min(recalls), "exact", 1.0, "recall", at_least=0.99
         )
         return [*rows, lowest]
 
     def _new_filter_row(self, ours: Ours, cases: Sequence[Case]) -> Row:
-        """Every search with a filter of its own, so that nothing can be remembered of one."""
+        """Measures searches that each have a new filter, so that none is cached."""
         mask = np.ones(len(self._shop.vectors), np.bool_)
         few = cases[: self._effort.filtered_queries]
         known = Choice("bucket", 0, 10, mask)
         fresh = [case._replace(choice=Choice("bucket", low, low + 10, mask)) for low, case in enumerate(few)]
         turns = {"new": search_turn(ours, fresh), "known": search_turn(ours, [c._replace(choice=known) for c in few])}
-        found = rates(turns, len(few), 3)
+        measured = rates(turns, len(few), 3)
         return make_row(
-            f"filtered, 1 %, each a new filter, {self._of}", found["new"], "the same one", found["known"], "QPS"
+            f"filtered, 1 %, each a new filter, {self._size}", measured["new"], "the same one", measured["known"], "QPS"
         )
 
-    # Searching beside other work
+    # Search during other work
 
     def _busy_rows(self, cases: Sequence[Case]) -> list[Row]:
-        """On a copy, which is written to: searches of this process while others write and compact."""
+        """Measures searches on a copy of the gallery while other processes write to it and compact it."""
         with tempfile.TemporaryDirectory(dir=self._address.parent) as folder:
             copy = Path(folder) / "gallery"
             shutil.copytree(self._address, copy)
@@ -303,37 +303,37 @@ class Benchmark:
                 quiet = latencies(ours, cases, seconds=self._effort.quiet_seconds)
                 with start("--write", copy, self._shop.bundle_id) as writer:
                     writing = latencies(ours, cases, writer)
-                    pace = float(writer.communicate()[0])  # a writer that failed has printed none
+                    pace = float(writer.communicate()[0])  # a failed writer prints none
                 pending = gallery.stats().pending
                 before = latencies(ours, cases, seconds=self._effort.quiet_seconds)
                 with subprocess.Popen(
                     [sys.executable, "-m", "index.gallery.vectors.faiss.compaction", copy], text=True
                 ) as compactor:
                     compacting = latencies(ours, cases, compactor)
-                # A large generation is checked byte by byte, beside the searches, before it is theirs.
+                # A large generation is verified in the background before searches use it.
                 end = time.perf_counter() + 60
                 while gallery.stats().pending and time.perf_counter() < end:
-                    ours.ask(cases[0])
+                    ours.search(cases[0])
                 if compactor.returncode or gallery.stats().pending:
-                    told = f"ended with {compactor.returncode}, {gallery.stats().pending} images are pending"
-                    raise SystemExit(f"The compaction {told}.")
+                    pending = gallery.stats().pending
+                    raise SystemExit(f"The compaction ended with {compactor.returncode}; {pending} images are pending.")
         rows = []
         for work, busy, peer, still in (
             (f"while another process upserts {pace:.0f} items/s", writing, "quiet", quiet),
             (f"with {pending:,} changes pending", before, "none pending", quiet),
             ("while a compaction runs", compacting, f"quiet, {pending:,} pending", before),
         ):
-            rows.append(make_row(f"search {work}, {self._of}", 1 / busy.mean(), peer, 1 / still.mean(), "QPS"))
+            rows.append(make_row(f"search {work}, {self._size}", 1 / busy.mean(), peer, 1 / still.mean(), "QPS"))
             high, low = (1000 * float(np.percentile(values, 99)) for values in (busy, still))
-            rows.append(make_row(f"p99 latency {work}, {self._of}", high, peer, low, "ms"))
+            rows.append(make_row(f"p99 latency {work}, {self._size}", high, peer, low, "ms"))
         return rows
 
 
-# What other processes do
+# Roles of the other processes
 
 
 def start(role: str, *arguments: object) -> Process:
-    """This file in a process of its own, which has begun its work."""
+    """Runs this file in another process and waits until it is ready."""
     command = [sys.executable, __file__, role, *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout
@@ -343,7 +343,7 @@ def start(role: str, *arguments: object) -> Process:
 
 
 def read(address: str, bundle_id: str, queries: str) -> None:
-    """Prints the seconds until the first answer, and the MiB of memory after all of them."""
+    """Prints the seconds until the first result, and the memory in MiB after all of them."""
     print("ready", flush=True)
     vectors = np.load(queries)
     begin = time.perf_counter()
@@ -358,7 +358,7 @@ def read(address: str, bundle_id: str, queries: str) -> None:
 
 
 def write(address: str, bundle_id: str) -> None:
-    """Upserts a batch now and then; half of the items are new, and half get another image vector."""
+    """Upserts batches at intervals; half of the items are new, and half get another vector."""
     with closing(open_gallery(address)) as gallery:
         stats = gallery.stats()
         assert stats.dimension
@@ -372,7 +372,7 @@ def write(address: str, bundle_id: str) -> None:
     print(WRITES * BATCH / (time.perf_counter() - first))
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from index._util.system import usable_cores
 
-_CHUNK_BYTES = 1 << 24
-
 
 def temporary_sibling(path: Path, suffix: str = "tmp") -> Path:
     """Returns a hidden, unused name in the folder of `path`.
@@ -79,14 +77,15 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def chunked_digest(path: Path) -> str:
-    """Returns the SHA-256 digest of the digests of the file's chunks of 16 MiB, which all cores compute in parallel."""
-    starts = range(0, max(path.stat().st_size, 1), _CHUNK_BYTES)
+def chunked_digest(path: Path, chunk_bytes: int = 1 << 24) -> str:
+    """Returns the SHA-256 digest of the digests of the file's chunks (16 MiB), which all cores compute in parallel."""
+    starts = range(0, max(path.stat().st_size, 1), chunk_bytes)
     with ThreadPoolExecutor(usable_cores()) as pool:
-        return hashlib.sha256(b"".join(pool.map(partial(_chunk_digest, path), starts))).hexdigest()
+        digests = pool.map(partial(_chunk_digest, path, chunk_bytes), starts)
+        return hashlib.sha256(b"".join(digests)).hexdigest()
 
 
-def _chunk_digest(path: Path, start: int) -> bytes:
+def _chunk_digest(path: Path, chunk_bytes: int, start: int) -> bytes:
     with path.open("rb") as file:
         file.seek(start)
-        return hashlib.sha256(file.read(_CHUNK_BYTES)).digest()
+        return hashlib.sha256(file.read(chunk_bytes)).digest()

@@ -1,4 +1,4 @@
-"""The machine: processor cores, processes and locks between them."""
+"""The machine: usable cores and memory, processes, and locks between them."""
 
 import fcntl
 import os
@@ -10,23 +10,35 @@ from pathlib import Path
 def usable_cores(root: Path = Path("/")) -> int:
     """Returns the number of cores that the process may use: its CPU affinity, limited by its control group's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, int(_quota(root))))
+    return max(1, min(cores, int(_cpu_quota(root))))
 
 
-def _quota(root: Path) -> float:
-    """Returns the tightest CPU quota from the process's control group (version 2 or 1) up to the root."""
-    groups = root / "sys/fs/cgroup"
-    own = next((line[4:] for line in _text(root / "proc/self/cgroup").splitlines() if line.startswith("0::/")), "")
-    folder = groups / own
-    limits = [_text(place / "cpu.max") for place in (folder, *folder.parents) if place.is_relative_to(groups)]
-    limits.append(" ".join(_text(groups / f"cpu/cpu.cfs_{part}_us") for part in ("quota", "period")))
+def memory_limit(root: Path = Path("/")) -> int:
+    """Returns the bytes of memory that the process may use: the machine's, limited by its control groups."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limits = [*_group_values(root, "memory.max"), _text(root / "sys/fs/cgroup/memory/memory.limit_in_bytes")]
+    return min([machine, *(int(limit) for limit in limits if limit.strip() not in ("", "max"))])
+
+
+def _cpu_quota(root: Path) -> float:
+    """Returns the tightest CPU quota from the process's control group (version 2 or 1) up to the root, in cores."""
+    limits = _group_values(root, "cpu.max")
+    limits.append(" ".join(_text(root / f"sys/fs/cgroup/cpu/cpu.cfs_{part}_us") for part in ("quota", "period")))
     pairs = [limit.split() for limit in limits if limit.strip() and not limit.startswith(("max", "-1"))]
     shares = [int(quota) / int(period) for quota, period in pairs]
     return min(shares, default=float(os.cpu_count() or 1))
 
 
+def _group_values(root: Path, name: str) -> list[str]:
+    """Returns a setting of the process's control group (version 2) and of each parent group, empty where not set."""
+    groups = root / "sys/fs/cgroup"
+    own = next((line[4:] for line in _text(root / "proc/self/cgroup").splitlines() if line.startswith("0::/")), "")
+    folder = groups / own
+    return [_text(place / name) for place in (folder, *folder.parents) if place.is_relative_to(groups)]
+
+
 def _text(path: Path) -> str:
-    """Returns the contents of a kernel file, or an empty text where it does not exist."""
+    """Returns the contents of a kernel file, or an empty string where it does not exist."""
     try:
         return path.read_text(encoding="ascii")
     except OSError:

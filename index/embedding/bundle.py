@@ -1,4 +1,4 @@
-"""The bundle: what training hands over. A model that carries its preprocessing and its measured figures."""
+"""The bundle: an exported model with its preprocessing rule and its measured metrics."""
 
 import hashlib
 import json
@@ -20,13 +20,13 @@ README_FILE = "README.md"
 
 
 class BundleError(LookalikeError):
-    """A bundle that is missing, damaged or of another version."""
+    """A bundle that is missing, damaged or of another schema version."""
 
     kind = "bundle"
 
 
 class BundleCard(Frozen):
-    """`bundle.json`: everything about a model that its users must know and that the graph does not say."""
+    """The contents of `bundle.json`: what users of a model must know and the ONNX graph does not contain."""
 
     schema_version: Literal[1] = 1
     id: str = Field(pattern=r"^[0-9a-f]{16}$")
@@ -37,14 +37,14 @@ class BundleCard(Frozen):
     loss: str
     loss_settings: dict[str, Any] = {}
     data: str = ""
-    metrics: dict[str, float] = Field(default={}, description="measured on products never trained on, as shares")
-    untrained_metrics: dict[str, float] = Field(default={}, description="the same before training")
+    metrics: dict[str, float] = Field(default={}, description="measured on products that training never saw, as shares")
+    untrained_metrics: dict[str, float] = Field(default={}, description="the same metrics before training")
     refit: bool = Field(
         default=False,
-        description="the model learned all products afterwards; its figures are of the same training without them",
+        description="trained on all products; the metrics are of the same training without the test products",
     )
     precision: Literal["fp32", "fp16", "int8"] = "fp32"
-    fp32_metrics: dict[str, float] = Field(default={}, description="of the same model at full precision, if reduced")
+    fp32_metrics: dict[str, float] = Field(default={}, description="at full precision, if this model is reduced")
     versions: dict[str, str] = {}
 
 
@@ -57,7 +57,7 @@ class Bundle:
 
     @property
     def id(self) -> str:
-        """Names the vectors: those of different ids are never compared."""
+        """Identifies the vector space: vectors of bundles with different ids are never compared."""
         return self.card.id
 
     @property
@@ -74,11 +74,11 @@ class Bundle:
 
     @classmethod
     def load(cls, directory: str | Path) -> "Bundle":
-        """Opens a bundle and refuses one whose bytes or schema are not what the card says."""
+        """Opens a bundle; raises BundleError if its bytes or its schema differ from its card."""
         directory = Path(directory)
         card_path = directory / CARD_FILE
         if not card_path.is_file():
-            raise BundleError(f"No bundle at {directory}: {CARD_FILE} is missing.", "Make one with `lookalike export`.")
+            raise BundleError(f"No bundle at {directory}: {CARD_FILE} is missing.", "Run `lookalike export`.")
         card = _read_card(card_path)
         bundle = cls(directory, card)
         if not bundle.model_path.is_file():
@@ -86,13 +86,13 @@ class Bundle:
         found = file_digest(bundle.model_path)
         if found != card.model_digest or bundle_id(found, card.preprocessing) != card.id:
             raise BundleError(
-                f"The bundle {directory} is damaged: {MODEL_FILE} or its preprocessing is not what {CARD_FILE} says.",
+                f"The bundle {directory} is damaged: {MODEL_FILE} or its preprocessing does not match {CARD_FILE}.",
                 "Export it again or restore it from a copy.",
             )
         return bundle
 
     def copy_to(self, directory: Path) -> None:
-        """Copies the bundle to a place of its own, whole or not at all; a whole one that is there already stays."""
+        """Copies the bundle to a directory atomically; a valid copy that exists already is kept."""
         damaged = directory.is_dir()
         if damaged:
             with suppress(BundleError):
@@ -111,7 +111,7 @@ class Bundle:
             try:
                 temporary.rename(directory)
             except OSError:
-                if not directory.is_dir():  # or else another process was faster
+                if not directory.is_dir():  # otherwise another process was faster
                     raise
             fsync_directory(directory.parent)
         finally:
@@ -119,13 +119,13 @@ class Bundle:
 
 
 def bundle_id(model_digest: str, preprocessing: Preprocessing) -> str:
-    """The same weights behind another crop are another model: both go into the name."""
+    """Returns the id of a bundle, of the model and its preprocessing: another crop gives other vectors."""
     rule = json.dumps(preprocessing.model_dump(), sort_keys=True)
     return hashlib.sha256(f"{model_digest}\n{rule}".encode()).hexdigest()[:16]
 
 
 def write_card(directory: Path, *, preprocessing: Preprocessing, dimension: int, **details: Any) -> BundleCard:
-    """Describes the model that lies in `directory`; its id follows from the file."""
+    """Writes the card and the README of the model in `directory`, with the id computed from its bytes."""
     digest = file_digest(directory / MODEL_FILE)
     card = BundleCard(
         id=bundle_id(digest, preprocessing),
@@ -135,20 +135,17 @@ def write_card(directory: Path, *, preprocessing: Preprocessing, dimension: int,
         **details,
     )
     atomic_write_text(directory / CARD_FILE, card.model_dump_json(indent=2) + "\n")
-    atomic_write_text(directory / README_FILE, _readable(card))
+    atomic_write_text(directory / README_FILE, _readme(card))
     return card
 
 
-_REFIT = (
-    "This model has learned all products. The figures are those of the same training without the products that they"
-    " were measured on:"
-)
+_REFIT = "This model was trained on all products. Its metrics are of the same training without the test products:"
 
 
-def _readable(card: BundleCard) -> str:
-    """The card for people; programs read the other file."""
+def _readme(card: BundleCard) -> str:
+    """Formats the card as Markdown."""
     columns = {"before training": card.untrained_metrics, "this model": card.metrics, "at fp32": card.fp32_metrics}
-    shown = {title: metrics for title, metrics in columns.items() if metrics}
+    columns = {title: metrics for title, metrics in columns.items() if metrics}
     rule = card.preprocessing
     settings = ", ".join(f"{name} = {value}" for name, value in card.loss_settings.items())
     lines = [
@@ -159,18 +156,18 @@ def _readable(card: BundleCard) -> str:
         "",
         f"- Input: upright RGB, short side {rule.resize} ({rule.interpolation}), centre crop of {rule.input_size}, "
         "as `uint8` of shape (n, height, width, 3); scaling is inside the model.",
-        f"- Output: {card.dimension} numbers of length 1 an image; the product of two vectors is their similarity.",
+        f"- Output: one L2-normalised vector of {card.dimension} numbers per image; compare two by their dot product.",
         "- Vectors of bundles with different ids must not be compared.",
     ]
-    if shown:
-        names = list(dict.fromkeys(name for metrics in shown.values() for name in metrics))
+    if columns:
+        names = list(dict.fromkeys(name for metrics in columns.values() for name in metrics))
         lines += [
             "",
-            _REFIT if card.refit else "Measured on classes that training never saw:",
+            _REFIT if card.refit else "Measured on products that training never saw:",
             "",
-            f"| | {' | '.join(shown)} |",
-            "| --- |" + " --- |" * len(shown),
-            *(f"| {name} | {' | '.join(_percent(m.get(name)) for m in shown.values())} |" for name in names),
+            f"| | {' | '.join(columns)} |",
+            "| --- |" + " --- |" * len(columns),
+            *(f"| {name} | {' | '.join(_percent(m.get(name)) for m in columns.values())} |" for name in names),
         ]
     if card.versions:
         lines += ["", "Made with " + ", ".join(f"{name} {number}" for name, number in card.versions.items()) + "."]

@@ -1,12 +1,8 @@
-"""Pixels to vectors: ONNX Runtime over a bundle, and the bulk path that keeps it busy."""
+"""Pixels to vectors: runs a bundle's model on ONNX Runtime."""
 
 import logging
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -17,51 +13,48 @@ from numpy.typing import NDArray
 from index._util.imports import onnxruntime
 from index._util.system import usable_cores
 from index.embedding.bundle import Bundle, BundleError
-from index.embedding.images import DEFAULT_LIMITS, ImageError, ImageLimits, load_pixels, read_file
 
 log = logging.getLogger(__name__)
 
 _CPU = "CPUExecutionProvider"
 PROVIDERS = ("TensorrtExecutionProvider", "CUDAExecutionProvider", _CPU)
-"""Fastest first; the session takes those that are installed and able to start."""
+"""Execution providers, fastest first; a session uses those that are installed and able to start."""
 
 BATCH_SIZES = (32, 16, 8, 4, 2, 1)
-"""The only batch shapes a session ever sees: the runtime's memory grows with every new shape."""
+"""The only batch sizes that a session runs: ONNX Runtime allocates memory for every new shape."""
 
-_LARGEST_ON_CPU = 4
-"""On one core an image takes as long in a batch of 1 as of 8, which only holds more memory."""
+_MAX_CPU_BATCH = 4
+"""On one core an image takes as long in a batch of 1 as of 8; larger batches only need more memory."""
 
 Pixels = NDArray[np.uint8]
-Vector = NDArray[np.float32]
+Vectors = NDArray[np.float32]
 
 
 class Embedder:
-    """Turns preprocessed pixels into L2-normalised vectors. Safe to share between threads.
+    """Turns preprocessed pixels into L2-normalised vectors. Thread-safe.
 
-    On a CPU a session that splits each operator over the cores answers one image soonest, but its threads wait for each
-    other after every operator. Several images are faster on lanes: one thread for each core, which runs its own images.
+    On a CPU a session that splits each operator over the cores has the lowest latency for one image, but its threads
+    wait for each other after every operator. Several images are faster on single-threaded runs, one per core.
     """
 
     def __init__(self, bundle: Bundle, *, threads: int | None = None) -> None:
-        """Uses `threads` cores, or all that the process may use."""
+        """Loads the model; `threads` defaults to the cores that the process may use."""
         self.bundle = bundle
         threads = threads or usable_cores()
         installed = onnxruntime().get_available_providers()
         wanted = [name for name in PROVIDERS if name in installed]
         self._wide = self._session(threads, wanted)
         if self.provider != wanted[0]:
-            log.warning(
-                "asked for %s, got %s: embedding is slower than this machine could be", wanted[0], self.provider
-            )
+            log.warning("%s is installed but did not start: embedding runs on the slower %s", wanted[0], self.provider)
         self._input = self._wide.get_inputs()[0].name
         on_cpu = self.provider == _CPU
-        self.batch_sizes = [size for size in BATCH_SIZES if not on_cpu or size <= _LARGEST_ON_CPU]
+        self.batch_sizes = [size for size in BATCH_SIZES if not on_cpu or size <= _MAX_CPU_BATCH]
         self.concurrency = threads if on_cpu else 1
         self.preferred_batch = 1 if on_cpu else self.batch_sizes[0]
-        """Images beyond which each costs no less, but is answered with the last of them."""
-        self._made: Any = None
-        self._making = Lock()
-        # Starts its threads when there is work; they end when the embedder is collected.
+        """The batch size from which larger batches add latency but no throughput."""
+        self._narrow_session: Any = None
+        self._narrow_lock = Lock()
+        # Starts its threads on first use; they end when the embedder is garbage-collected.
         self._pool = ThreadPoolExecutor(self.concurrency, "embed")
 
     def _session(self, threads: int, providers: list[str]) -> Any:
@@ -70,41 +63,41 @@ class Embedder:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        # Threads that wait in a loop take the cores from the decoders and from other processes.
+        # Spinning threads would take the cores from the decoders and from other processes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         path = self.bundle.model_path
         try:
             return runtime.InferenceSession(
                 str(path), options, providers=[(name, _provider_options(name)) for name in providers]
             )
-        except Exception as error:  # the runtime raises its own undocumented types
+        except Exception as error:  # ONNX Runtime raises undocumented types
             raise BundleError(f"{path} cannot be run: {error}.", "Export the bundle again.") from error
 
     @property
     def _narrow(self) -> Any:
-        """The session of the lanes, made when first needed: who embeds single photos never does."""
-        with self._making:
-            if self._made is None:
-                self._made = self._wide if self.concurrency == 1 else self._session(1, [_CPU])
-            return self._made
+        """The single-threaded session, created on first use: embedding single photos never needs it."""
+        with self._narrow_lock:
+            if self._narrow_session is None:
+                self._narrow_session = self._wide if self.concurrency == 1 else self._session(1, [_CPU])
+            return self._narrow_session
 
     @property
     def provider(self) -> str:
-        """What the session really runs on; the runtime changes it when a device fails."""
+        """The execution provider in use; ONNX Runtime falls back to the next one when a device fails."""
         return str(self._wide.get_providers()[0])
 
-    def embed(self, pixels: Pixels) -> NDArray[np.float32]:
-        """Vectors of shape (n, dimension) for pixels of shape (n, height, width, 3)."""
+    def embed(self, pixels: Pixels) -> Vectors:
+        """Returns vectors of shape (n, dimension) for pixels of shape (n, height, width, 3)."""
         if self.concurrency == 1 or len(pixels) < self.concurrency:
             return self._run(self._wide, pixels)
         shares = np.array_split(pixels, self.concurrency)
         return np.concatenate(list(self._pool.map(self.embed_single_threaded, shares)))
 
-    def embed_single_threaded(self, pixels: Pixels) -> NDArray[np.float32]:
-        """The same on one lane alone, for a caller that keeps `lanes` of these calls going at a time."""
+    def embed_single_threaded(self, pixels: Pixels) -> Vectors:
+        """Embeds on one core, for a caller that runs up to `concurrency` of these calls at a time."""
         return self._run(self._narrow, pixels)
 
-    def _run(self, session: Any, pixels: Pixels) -> NDArray[np.float32]:
+    def _run(self, session: Any, pixels: Pixels) -> Vectors:
         side = self.bundle.preprocessing.input_size
         if pixels.dtype != np.uint8 or pixels.shape[1:] != (side, side, 3):
             raise ValueError(f"expected uint8 pixels (n, {side}, {side}, 3), got {pixels.dtype} {pixels.shape}")
@@ -117,76 +110,9 @@ class Embedder:
             start += size
         return vectors
 
-    def embed_images(
-        self, images: Iterable[bytes | Path], *, limits: ImageLimits = DEFAULT_LIMITS
-    ) -> Iterator[tuple[int, Vector | ImageError]]:
-        """The place and the vector of each image, or why it has none, in the order given.
-
-        Threads read and decode a bounded number of images ahead, and every lane runs full batches beside them
-        and beside whatever the caller does with a vector.
-        """
-        decoders = ThreadPoolExecutor(usable_cores(), "decode")
-        running: deque[Future[list[Vector | ImageError]]] = deque()
-        largest, place = self.batch_sizes[0], 0
-        loaded = _decoded(decoders, partial(self._load, limits=limits), images, ahead=2 * largest * self.concurrency)
-        try:
-            for batch in _full_batches(loaded, largest):
-                running.append(self._pool.submit(self._embed_loaded, batch))
-                # One batch more than lanes: whichever ends first finds its next one.
-                if len(running) > self.concurrency:
-                    answers = running.popleft().result()
-                    yield from enumerate(answers, place)
-                    place += len(answers)
-            yield from enumerate((answer for future in running for answer in future.result()), place)
-        finally:
-            for future in running:
-                future.cancel()
-            decoders.shutdown(cancel_futures=True)
-
-    def _load(self, image: bytes | Path, limits: ImageLimits) -> Pixels | ImageError:
-        try:
-            data = read_file(image, limits) if isinstance(image, Path) else image
-            return load_pixels(data, self.bundle.preprocessing, limits)
-        except ImageError as error:
-            return error
-
-    def _embed_loaded(self, batch: list[Pixels | ImageError]) -> list[Vector | ImageError]:
-        pixels = [outcome for outcome in batch if not isinstance(outcome, ImageError)]
-        vectors = iter(self.embed_single_threaded(np.stack(pixels)) if pixels else ())
-        return [outcome if isinstance(outcome, ImageError) else next(vectors) for outcome in batch]
-
-
-def _decoded(
-    pool: ThreadPoolExecutor,
-    load: Callable[[bytes | Path], Pixels | ImageError],
-    images: Iterable[bytes | Path],
-    *,
-    ahead: int,
-) -> Iterator[Pixels | ImageError]:
-    """Each image's pixels in order, with the next ones being decoded meanwhile."""
-    waiting = iter(images)
-    pending = deque(pool.submit(load, image) for image in islice(waiting, ahead))
-    while pending:
-        yield pending.popleft().result()
-        pending.extend(pool.submit(load, image) for image in islice(waiting, 1))
-
-
-def _full_batches(loaded: Iterable[Pixels | ImageError], size: int) -> Iterator[list[Pixels | ImageError]]:
-    """Runs of images with `size` good ones in each: a bad image does not make a batch smaller."""
-    batch: list[Pixels | ImageError] = []
-    good = 0
-    for outcome in loaded:
-        batch.append(outcome)
-        good += not isinstance(outcome, ImageError)
-        if good == size:
-            yield batch
-            batch, good = [], 0
-    if batch:
-        yield batch
-
 
 def _provider_options(name: str) -> dict[str, Any]:
-    """TensorRT compiles a model for minutes, so what it made is kept for the next start."""
+    """Returns the options of a provider: TensorRT compiles a model for minutes, so its engines are cached on disk."""
     if name != "TensorrtExecutionProvider":
         return {}
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lookalike" / "tensorrt"

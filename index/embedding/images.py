@@ -1,7 +1,7 @@
-"""Bytes to pixels: the one image path of evaluation, re-indexing and serving.
+"""Bytes to pixels: the one image path of evaluation, ingestion and serving.
 
-What was measured is what is served only if every caller decodes, turns, resizes and crops with the same
-code, so nothing else in the project opens an image for the embedder.
+What was measured is what is served only if every caller decodes, rotates, resizes and crops with the same code, so
+nothing else in the project opens an image for the embedder.
 """
 
 import hashlib
@@ -22,53 +22,52 @@ from index.errors import LookalikeError
 
 Reason = Literal["empty", "too_large", "too_many_pixels", "unsupported", "truncated", "unreadable", "unreachable"]
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-# Our own, lower limit is checked from the header of every image. Pillow's refuses twice its figure, and is kept for
-# the formats whose decoder takes memory for all pixels as soon as the header is read.
-_MOST_PIXELS = 500_000_000
-Image.MAX_IMAGE_PIXELS = _MOST_PIXELS // 2
+# Our own, lower limit is checked from the header of every image. Pillow's, which raises at twice its value, protects
+# from the formats whose decoder allocates memory for all pixels as soon as the header is read.
+_MAX_PIXELS = 500_000_000
+Image.MAX_IMAGE_PIXELS = _MAX_PIXELS // 2
 
 _REMEDY = "Send a whole JPEG, PNG, WebP, GIF or BMP file."
-_SPARE = 1.25
-"""A large JPEG is decoded at a reduced scale only while its sides stay this many times those that they are resized to:
-the inverse cosine transform then drops only detail that resizing would have averaged away. On sharp photos of 160 to
-350 pixels the result differs by 1.6 levels of 255 on average at half scale, less than that of another resize filter
+_OVERSAMPLING = 1.25
+"""A large JPEG is decoded at a reduced scale only while its sides stay this many times the length that they are resized
+to: the inverse cosine transform then drops only detail that resizing would have averaged away. On sharp photos of 160
+to 350 pixels the result differs by 1.6 levels of 255 on average at half scale, less than that of another resize filter
 (1.9), while at 1.0 it differs by more (2.3)."""
-_LEAST_SIDE = 256
-"""Photos that are shown too are decoded as if they were resized to this side or more: thumbnails of 320 pixels are
-made of them."""
+_MIN_SIDE = 256
+"""Minimum side that photos are decoded for: thumbnails of 320 pixels are made from the same decoded image."""
 _JPEGS = ("JPEG", "MPO")
-_MOST_SCANS = 100
-"""Of a progressive JPEG. Encoders write about ten; each costs a pass over all pixels for a few bytes of file."""
+_MAX_SCANS = 100
+"""Limit of a progressive JPEG. Encoders write about ten; each costs a pass over all pixels for a few bytes of file."""
 
 
-class _Turn(NamedTuple):
-    """What sets a photo upright, and where its sides lie in the file's picture."""
+class _Orientation(NamedTuple):
+    """How the stored pixels are transposed to the upright image, and where the upright sides are in the file."""
 
     method: Image.Transpose | None = None
-    left_was_end: bool = False
-    """The upright left side is the right or the bottom of the file's picture."""
-    top_was_end: bool = False
-    lying: bool = False
-    """The upright rows are the columns of the file's picture."""
+    left_from_end: bool = False
+    """The left side of the upright image is the right side or the bottom of the stored one."""
+    top_from_end: bool = False
+    swaps_axes: bool = False
+    """The rows of the upright image are the columns of the stored one."""
 
 
-_UPRIGHT = _Turn()
-_TURNS = {
-    2: _Turn(Image.Transpose.FLIP_LEFT_RIGHT, True, False),
-    3: _Turn(Image.Transpose.ROTATE_180, True, True),
-    4: _Turn(Image.Transpose.FLIP_TOP_BOTTOM, False, True),
-    5: _Turn(Image.Transpose.TRANSPOSE, False, False, True),
-    6: _Turn(Image.Transpose.ROTATE_270, True, False, True),
-    7: _Turn(Image.Transpose.TRANSVERSE, True, True, True),
-    8: _Turn(Image.Transpose.ROTATE_90, False, True, True),
+_UPRIGHT = _Orientation()
+_ORIENTATIONS = {
+    2: _Orientation(Image.Transpose.FLIP_LEFT_RIGHT, True, False),
+    3: _Orientation(Image.Transpose.ROTATE_180, True, True),
+    4: _Orientation(Image.Transpose.FLIP_TOP_BOTTOM, False, True),
+    5: _Orientation(Image.Transpose.TRANSPOSE, False, False, True),
+    6: _Orientation(Image.Transpose.ROTATE_270, True, False, True),
+    7: _Orientation(Image.Transpose.TRANSVERSE, True, True, True),
+    8: _Orientation(Image.Transpose.ROTATE_90, False, True, True),
 }
-"""By EXIF orientation."""
+"""By the value of the EXIF tag."""
 
 Box = tuple[float, float, float, float]
 
 
 class ImageError(LookalikeError):
-    """An image that cannot be used, with the reason as a word for machines."""
+    """An image that cannot be used; `reason` is the machine-readable cause."""
 
     kind = "image"
 
@@ -78,21 +77,21 @@ class ImageError(LookalikeError):
 
 
 class ImageLimits(Frozen):
-    """What is refused before a single pixel is decoded."""
+    """Limits that are checked before any pixel is decoded."""
 
     max_bytes: int = Field(default=20 * 1024 * 1024, gt=0)
     max_pixels: int = Field(default=50_000_000, gt=0)
 
 
 class Preprocessing(Frozen):
-    """The bundle's rule from an upright RGB image to the model's input: short side, then centre crop."""
+    """A bundle's rule from an upright RGB image to the model's input: resize the short side, then crop the centre."""
 
     resize: int = Field(gt=0, description="length of the short side after resizing")
     input_size: int = Field(gt=0, description="side of the square centre crop")
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
 
     def apply(self, image: Image.Image, part: Box | None = None) -> NDArray[np.uint8]:
-        """Pixels of shape (input_size, input_size, 3), of a part of the image if one is given."""
+        """Returns pixels of shape (input_size, input_size, 3), of a part of the image if one is given."""
         west, north, east, south = part or (0, 0, *image.size)
         across, down = east - west, south - north
         scale = self.resize / min(across, down)
@@ -101,8 +100,8 @@ class Preprocessing(Frozen):
         left, top = (width - self.input_size) // 2, (height - self.input_size) // 2
         if image.size == (width, height) == (across, down):
             return np.asarray(image.crop((left, top, left + self.input_size, top + self.input_size)), dtype=np.uint8)
-        # Only the crop is resampled, out of the whole image: the same pixels as resizing all of it, and a sliver of
-        # 1 x 60,000 pixels does not become a picture of gigabytes on the way.
+        # Only the crop is resampled: the same pixels as resizing the whole image, and an image of 1 x 60,000 pixels
+        # does not grow to gigabytes on the way.
         x, y, side = across / width, down / height, self.input_size
         box = (west + left * x, north + top * y, west + (left + side) * x, north + (top + side) * y)
         filter_ = Image.Resampling.BICUBIC if self.interpolation == "bicubic" else Image.Resampling.BILINEAR
@@ -113,102 +112,105 @@ DEFAULT_LIMITS = ImageLimits()
 
 
 def digest(data: bytes) -> str:
-    """The name of an image's content: equal bytes are embedded once."""
+    """Returns the SHA-256 digest of an image's bytes, by which images are deduplicated."""
     return hashlib.sha256(data).hexdigest()
 
 
 def read_file(path: Path, limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
-    """A photo's bytes, or an ImageError; one beyond the limit is not read at all."""
+    """Returns a photo's bytes or raises ImageError; a file over the limit is not read."""
     try:
         _check_bytes(path.stat().st_size, limits)
         return path.read_bytes()
     except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
-        told = getattr(error, "strerror", None) or error
-        raise ImageError("unreadable", f"{path} cannot be read: {told}.", "Check the path.") from error
+        cause = getattr(error, "strerror", None) or error
+        raise ImageError("unreadable", f"{path} cannot be read: {cause}.", "Check the path.") from error
 
 
 def load_pixels(data: bytes, rule: Preprocessing, limits: ImageLimits = DEFAULT_LIMITS) -> NDArray[np.uint8]:
-    """An image's bytes as the model's input."""
+    """Decodes an image into the model's input."""
     return rule.apply(*decode_for_model(rule, data, limits))
 
 
 def decode(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
-    """An upright RGB image, or an ImageError that names the reason."""
+    """Decodes an image into upright RGB, or raises ImageError."""
     return EncodedImage(data, limits).read()[0]
 
 
 def decode_for_model(rule: Preprocessing, data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> tuple[Image.Image, Box]:
-    """The same as `rule` needs it, a large JPEG at a reduced scale; and the part of it that is the photo: its last
-    pixels lie partly beyond it where a side is not a multiple of the scale.
+    """Decodes an image for `rule`, a large JPEG at a reduced scale; returns it and the box of the photo in it.
+
+    The box is smaller than the image where a side is not a multiple of the scale.
     """
-    return EncodedImage(data, limits).read(side=max(_LEAST_SIDE, rule.resize))
+    return EncodedImage(data, limits).read(side=max(_MIN_SIDE, rule.resize))
 
 
 class EncodedImage:
     """An image whose header has been read and checked, and whose pixels are decoded by one call of `read`.
 
-    `size` is that of the upright image. Only a JPEG is left undecoded until then: the other formats have a single
-    scale, and a PNG may note its orientation after the pixels.
+    `size` is that of the upright image. Only a JPEG is decoded lazily: the other formats have a single scale, and a PNG
+    may store its orientation after the pixels.
     """
 
     def __init__(self, data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> None:
         _check_bytes(len(data), limits)
-        self._image = image = _opened(data)
+        self._image = image = _open(data)
         width, height = image.size
         if width * height > limits.max_pixels:
             raise _too_many_pixels(f"{width} x {height} pixels; the limit is {limits.max_pixels:,}")
         if image.format not in _JPEGS:
-            with _naming_reason():
+            with _image_errors():
                 image.load()
-        self._turn = _turn_of(image)
-        self.size = (height, width) if self._turn.lying else (width, height)
+        self._orientation = _read_orientation(image)
+        self.size = (height, width) if self._orientation.swaps_axes else (width, height)
 
     def read(self, part: Box | None = None, side: float | None = None) -> tuple[Image.Image, Box]:
-        """Returns the upright RGB pixels of a part, or of the whole image, and the place of the part among them.
+        """Returns the upright RGB pixels of a part, or of the whole image, and the box of the part in them.
 
         `side` is the length that the sides of the part will be resized to: a JPEG is decoded at the smallest scale
         that has enough pixels for it. The outermost pixels may then lie partly outside the part.
         """
         part = part or (0, 0, *self.size)
-        with _naming_reason():
+        with _image_errors():
             scale = self._reduce(min(part[2] - part[0], part[3] - part[1]) / side if side else 1)
             self._image.load()
-            place = [edge / scale for edge in self._in_file(part)]
-            outer = (floor(place[0]), floor(place[1]), ceil(place[2]), ceil(place[3]))
-            # Cut before turning and converting: both take longer than cutting.
-            cut = self._image if outer == (0, 0, *self._image.size) else self._image.crop(outer)
-            upright = _to_rgb(cut.transpose(self._turn.method) if self._turn.method is not None else cut)
-        left, top, right, bottom = (place[i] - outer[i % 2] for i in range(4))
-        if self._turn.lying:
+            box = [edge / scale for edge in self._stored_box(part)]
+            outer = (floor(box[0]), floor(box[1]), ceil(box[2]), ceil(box[3]))
+            # Crop before transposing and converting, which both take longer.
+            stored = self._image if outer == (0, 0, *self._image.size) else self._image.crop(outer)
+            method = self._orientation.method
+            upright = _to_rgb(stored.transpose(method) if method is not None else stored)
+        left, top, right, bottom = (box[i] - outer[i % 2] for i in range(4))
+        if self._orientation.swaps_axes:
             left, top, right, bottom = top, left, bottom, right
-        if self._turn.left_was_end:
+        if self._orientation.left_from_end:
             left, right = upright.width - right, upright.width - left
-        if self._turn.top_was_end:
+        if self._orientation.top_from_end:
             top, bottom = upright.height - bottom, upright.height - top
         return upright, (left, top, right, bottom)
 
     def _reduce(self, excess: float) -> int:
-        """Selects the scale of a part that has `excess` times the pixels per side that it is resized to."""
-        scale = next((scale for scale in (8, 4, 2) if excess >= scale * _SPARE), 1)
+        """Selects and returns the scale of a part that has `excess` times the pixels per side that it is resized to."""
+        scale = next((scale for scale in (8, 4, 2) if excess >= scale * _OVERSAMPLING), 1)
         width, height = self._image.size
         reduced = scale > 1 and self._image.draft(None, (width // scale, height // scale))
         return scale if reduced else 1
 
-    def _in_file(self, part: Box) -> Box:
-        """The place of an upright part in the file's picture at full scale."""
+    def _stored_box(self, part: Box) -> Box:
+        """Returns the box of an upright part in the stored image at full scale."""
         left, top, right, bottom = part
-        if self._turn.left_was_end:
+        if self._orientation.left_from_end:
             left, right = self.size[0] - right, self.size[0] - left
-        if self._turn.top_was_end:
+        if self._orientation.top_from_end:
             top, bottom = self.size[1] - bottom, self.size[1] - top
-        return (top, left, bottom, right) if self._turn.lying else (left, top, right, bottom)
+        return (top, left, bottom, right) if self._orientation.swaps_axes else (left, top, right, bottom)
 
 
 @contextmanager
-def _naming_reason() -> Iterator[None]:
+def _image_errors() -> Iterator[None]:
+    """Converts whatever a decoder raises to ImageError."""
     try:
         yield
-    except Exception as error:  # as in _opened: SyntaxError, OSError, struct.error, ValueError...
+    except Exception as error:  # as in _open: SyntaxError, OSError, struct.error, ValueError...
         reason: Reason = "truncated" if "truncated" in str(error).lower() else "unreadable"
         raise ImageError(reason, f"The image is {reason}: {error}.") from error
 
@@ -222,57 +224,57 @@ def _check_bytes(count: int, limits: ImageLimits) -> None:
         )
 
 
-def _too_many_pixels(what: str) -> ImageError:
-    return ImageError("too_many_pixels", f"The image has {what}.", "Send a smaller picture.")
+def _too_many_pixels(size: str) -> ImageError:
+    return ImageError("too_many_pixels", f"The image has {size}.", "Send a smaller picture.")
 
 
-def _opened(data: bytes) -> Image.Image:
-    """The image with its header read and no pixel decoded."""
+def _open(data: bytes) -> Image.Image:
+    """Reads the header of an image and decodes no pixel."""
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError:
-        raise _too_many_pixels(f"more than {_MOST_PIXELS:,} pixels") from None
+        raise _too_many_pixels(f"more than {_MAX_PIXELS:,} pixels") from None
     except UnidentifiedImageError:
         raise ImageError("unsupported", "The bytes are not an image of a known format.") from None
     except Exception as error:  # Pillow's parsers raise many types on hostile headers
         raise ImageError("unreadable", f"The image's header cannot be read: {error}.") from error
     # Within compressed data FF is never followed by DA, so this counts scans, and those of embedded previews.
-    if image.format in _JPEGS and (scans := data.count(b"\xff\xda")) > _MOST_SCANS:
-        raise ImageError("unreadable", f"The image has {scans} scans; at most {_MOST_SCANS} are decoded.")
+    if image.format in _JPEGS and (scans := data.count(b"\xff\xda")) > _MAX_SCANS:
+        raise ImageError("unreadable", f"The image has {scans} scans; the limit is {_MAX_SCANS}.")
     return image
 
 
-def _turn_of(image: Image.Image) -> _Turn:
-    """How the camera noted that it was held. Damaged notes are not a reason to refuse a photo that can be seen."""
+def _read_orientation(image: Image.Image) -> _Orientation:
+    """Returns the orientation of the EXIF data; a photo with damaged EXIF data is taken as upright."""
     try:
-        return _TURNS.get(image.getexif().get(ExifTags.Base.Orientation, 1), _UPRIGHT)
-    except Exception:  # the parser raises many types on hostile notes
+        return _ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1), _UPRIGHT)
+    except Exception:  # the parser raises many types on hostile data
         return _UPRIGHT
 
 
-_STRIP = 256
-"""Rows that are laid on white at a time: of a large photo as a whole it would take four more copies in memory."""
+_STRIP_ROWS = 256
+"""Rows composited on white at a time: a large photo at once would need four more copies in memory."""
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """RGB on white: shops photograph on white, and a transparent product must not turn black."""
+    """Converts to RGB on white: shops photograph on white, and a transparent background must not turn black."""
     if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip rather than scale
         values = np.asarray(image).astype(np.uint32)
         grey = (values >> 8).astype(np.uint8)
         grey[values == image.info.get("transparency")] = 255
         return Image.fromarray(grey).convert("RGB")
     if image.has_transparency_data:
-        whole = Image.new("RGB", image.size)
-        for top in range(0, image.height, _STRIP):
-            strip = image.crop((0, top, image.width, min(top + _STRIP, image.height))).convert("RGBA")
+        opaque = Image.new("RGB", image.size)
+        for top in range(0, image.height, _STRIP_ROWS):
+            strip = image.crop((0, top, image.width, min(top + _STRIP_ROWS, image.height))).convert("RGBA")
             white = Image.new("RGBA", strip.size, "white")
-            whole.paste(Image.alpha_composite(white, strip).convert("RGB"), (0, top))
-        return whole
+            opaque.paste(Image.alpha_composite(white, strip).convert("RGB"), (0, top))
+        return opaque
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def thumbnail(image: Image.Image, side: int = 320) -> bytes:
-    """A small JPEG for people to look at; never used for embedding."""
+    """Returns a small JPEG for display; it is never embedded."""
     scale = min(1.0, side / max(image.size))
     size = (max(1, round(scale * image.width)), max(1, round(scale * image.height)))
     small = image if size == image.size else image.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)

@@ -17,6 +17,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
+from index._util.system import memory_limit
 from index.embedding.bundle import BundleCard
 from index.gallery import GalleryStats
 from index.gallery.jobs import JobRecord, State
@@ -231,13 +232,3 @@ def _of_processes(processes: list[int]) -> Iterable[Metric]:
             family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
             family.samples += [sample._replace(labels={"pid": str(process)}) for sample in metric.samples]
     return families.values()
-
-
-def memory_limit(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """What the kernel lets the service have before it kills it."""
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = (groups / "memory.max").read_text(encoding="ascii").strip()
-    except OSError:  # on the machine itself, or with control groups of version 1
-        return machine
-    return machine if limit == "max" else min(machine, int(limit))

@@ -1,6 +1,6 @@
-// Requests to the service: the key goes along, and whatever fails becomes a Problem to show.
+// Requests to the service: adds the API key and converts every failure to a Problem.
 
-import { askForKey, heldKey } from "./key.js";
+import { requestKey, storedKey } from "./key.js";
 
 export class Problem extends Error {
   constructor({ title, detail, remedy, status = 0, request_id: id }) {
@@ -9,38 +9,38 @@ export class Problem extends Error {
   }
 
   /** Whether the same request may succeed later. */
-  get passing() {
+  get retryable() {
     return this.status === 0 || this.status === 429 || this.status >= 500;
   }
 }
 
-/** The response to a request. Without a valid key a person is asked for one, unless it is `background` work. */
-async function ask(address, { background = false, ...options } = {}) {
+/** Sends a request and returns its response. Asks the user for a key if it is refused, except in the `background`. */
+async function request(address, { background = false, ...options } = {}) {
   for (;;) {
-    const key = heldKey();
+    const key = storedKey();
     const response = await send(address, key, options);
     if (response.ok) return response;
-    const problem = await problemOf(response);
-    if (problem.status !== 401 || background || !(await askForKey(key, problem))) throw problem;
+    const problem = await readProblem(response);
+    if (problem.status !== 401 || background || !(await requestKey(key, problem))) throw problem;
   }
 }
 
-export const askJson = async (address, options) => read(await ask(address, options), "json");
+export const fetchJson = async (address, options) => readBody(await request(address, options), "json");
 
-export const askBlob = async (address, options) => read(await ask(address, options), "blob");
+export const fetchBlob = async (address, options) => readBody(await request(address, options), "blob");
 
-/** The body of a response. It may break off, or be another one's: a proxy or a login in between answers with a page. */
-async function read(response, form) {
+/** Reads the body of a response, which may be cut off, or be the HTML page of a proxy or a login. */
+async function readBody(response, format) {
   try {
-    return await response[form]();
+    return await response[format]();
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw unreadable(response);
+    throw unexpectedResponse(response);
   }
 }
 
-const unreadable = ({ status, statusText }) => new Problem({
-  title: "Something on the way failed", detail: `The answer was ${status} ${statusText}`.trim() + ".",
+const unexpectedResponse = ({ status, statusText }) => new Problem({
+  title: "Unexpected response", detail: `The server responded with ${status} ${statusText}`.trim() + ".",
   remedy: "Try again in a moment.", status: status < 400 ? 502 : status,
 });
 
@@ -51,15 +51,15 @@ async function send(address, key, options) {
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem({
-      title: "The service cannot be reached", detail: "No answer came back.",
+      title: "The service cannot be reached", detail: "There was no response.",
       remedy: "Check your connection, then try again.",
     });
   }
 }
 
-async function problemOf(response) {
+async function readProblem(response) {
   if ((response.headers.get("Content-Type") ?? "").startsWith("application/problem+json")) {
-    return new Problem(await read(response, "json"));
+    return new Problem(await readBody(response, "json"));
   }
-  return unreadable(response);
+  return unexpectedResponse(response);
 }

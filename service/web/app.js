@@ -1,31 +1,31 @@
-// The page: every part is told what to do when a person does something.
+// The entry point: connects the modules of the page.
 
-import { onBox } from "./box.js";
+import { onBoxChange } from "./box.js";
 import { element } from "./dom.js";
-import { clearFilter, loadFacets, onFilter } from "./filters.js";
-import { followAddress, more, refine, retry, searchExample, searchPhoto, tellGallery } from "./search.js";
-import { followStatus } from "./status.js";
-import { showExamples, takePhotos } from "./taking.js";
+import { clearFilter, loadFacets, onFilterChange } from "./filters.js";
+import { loadMore, refine, restoreFromUrl, retry, searchExample, searchPhoto, setGallery } from "./search.js";
+import { pollStatus } from "./status.js";
+import { onPhoto, showExamples } from "./upload.js";
 
-takePhotos(searchPhoto);
-onBox((box) => refine({ box }));
-onFilter((filter) => refine({ filter }));
-element("more").addEventListener("click", more);
-element("again").addEventListener("click", retry);
-element("unfilter").addEventListener("click", clearFilter);
-window.addEventListener("popstate", followAddress);
+onPhoto(searchPhoto);
+onBoxChange((box) => refine({ box }));
+onFilterChange((filter) => refine({ filter }));
+element("show-more").addEventListener("click", loadMore);
+element("retry").addEventListener("click", retry);
+element("no-results-clear").addEventListener("click", clearFilter);
+window.addEventListener("popstate", restoreFromUrl);
 element("skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the fragment is the search's
-  ["answer-title", "problem", "main"].map(element).find((it) => it.checkVisibility()).focus();
+  event.preventDefault(); // the fragment holds the search
+  ["results-title", "problem", "main"].map(element).find((target) => target.checkVisibility()).focus();
 });
 
-// There is room for filters beside the photo, but on a phone they would push the results out of sight.
+// Filters are open where there is room; on a phone they would push the results off the screen.
 element("filters").open = matchMedia("(min-width: 700px)").matches;
 
-// --- in the background: what fails there must not take the page from a person, and is tried again with the next news
+// --- background updates: a failure does not disturb the page and is retried with the next status
 
-let generation; // whose attributes the filters show
-let hasExamples = false; // or they are on their way
+let generation; // of the attributes that the filters show
+let hasExamples = false; // loaded or loading
 
 async function loadExamples() {
   hasExamples = true;
@@ -37,12 +37,12 @@ async function loadExamples() {
   }
 }
 
-async function news({ gallery, limits }) {
-  tellGallery(gallery.items, limits.max_body_bytes);
+async function updateGallery({ gallery, limits }) {
+  setGallery(gallery.items, limits.max_body_bytes);
   if (!hasExamples) loadExamples();
   if (gallery.generation !== generation && await loadFacets(gallery)) generation = gallery.generation;
 }
 
-followAddress();
+restoreFromUrl();
 loadExamples();
-followStatus(news);
+pollStatus(updateGallery);

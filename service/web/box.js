@@ -1,97 +1,97 @@
-// The box on the photo: the part to search for, drawn, moved and resized with a pointer or the keyboard.
+// The box on the photo: the part to search with, drawn, moved and resized by pointer or keyboard.
 //
-// A box is [left, top, right, bottom] in shares of the photo. A finger that swipes over the photo scrolls the page, so
-// with touch a box is not drawn but begun with the button, then moved and pulled at its corners.
+// A box is [left, top, right, bottom] as fractions of the photo. With touch, swiping over the photo scrolls the page,
+// so a box is not drawn but created by the button, then moved and resized at its corners.
 
 import { element } from "./dom.js";
 
-const LEAST = 0.05;
+const MIN_SIZE = 0.05;
 const STEP = 0.02;
-const BEGIN = [0.2, 0.2, 0.8, 0.8];
-const QUIET_MS = 400; // after the last arrow key, before the search
+const INITIAL_BOX = [0.2, 0.2, 0.8, 0.8];
+const KEY_DELAY_MS = 400; // between the last arrow key and the search
 const ARROWS = { ArrowLeft: [-STEP, 0], ArrowRight: [STEP, 0], ArrowUp: [0, -STEP], ArrowDown: [0, STEP] };
 
 const frame = element("frame");
 const node = element("box");
 let box = null;
-let changed = () => {};
-let waiting = 0;
+let onChange = () => {};
+let timer = 0;
 
-/** Calls `told` with the box, or null, whenever a person has changed it. */
-export function onBox(told) {
-  changed = told;
+/** Calls `callback` with the box, or null, whenever the user has changed it. */
+export function onBoxChange(callback) {
+  onChange = callback;
 }
 
-export function showBox(given) {
-  clearTimeout(waiting);
-  box = given;
-  node.hidden = element("whole").hidden = box === null;
-  element("part").hidden = box !== null;
+export function showBox(newBox) {
+  clearTimeout(timer);
+  box = newBox;
+  node.hidden = element("whole-photo").hidden = box === null;
+  element("select-part").hidden = box !== null;
   if (!box) return;
   ["left", "top", "right", "bottom"].forEach((side, at) => node.style.setProperty(`--${side}`, box[at]));
-  const [left, top, right, bottom] = box.map((share) => Math.round(share * 100));
-  node.setAttribute("aria-label", `Part to search for: ${left} to ${right} % across, ${top} to ${bottom} % down`);
+  const [left, top, right, bottom] = box.map((fraction) => Math.round(fraction * 100));
+  node.setAttribute("aria-label", `Selected part: ${left} to ${right} % across, ${top} to ${bottom} % down`);
 }
 
-function settle(given) {
-  showBox(given && given.map((share) => Number(share.toFixed(3))));
-  changed(box);
+function commit(newBox) {
+  showBox(newBox && newBox.map((fraction) => Number(fraction.toFixed(3))));
+  onChange(box);
 }
 
-// --- with a pointer -------------------------------------------------------------------------------------
+// --- pointer --------------------------------------------------------------------------------------------
 
-const clamp = (value, least, most) => Math.min(Math.max(value, least), most);
+const clamp = (value, min, max) => Math.min(Math.max(value, min), max);
 
-function shareAt(event) {
+function position(event) {
   const { left, top, width, height } = frame.getBoundingClientRect();
   return [clamp((event.clientX - left) / width, 0, 1), clamp((event.clientY - top) / height, 0, 1)];
 }
 
-const between = ([a, b], [c, d]) => [Math.min(a, c), Math.min(b, d), Math.max(a, c), Math.max(b, d)];
+const boxBetween = ([a, b], [c, d]) => [Math.min(a, c), Math.min(b, d), Math.max(a, c), Math.max(b, d)];
 
-function movedTo([left, top], [x, y, right, bottom]) {
+function moveBox([left, top], [x, y, right, bottom]) {
   const [width, height] = [right - x, bottom - y];
   const [newLeft, newTop] = [clamp(left, 0, 1 - width), clamp(top, 0, 1 - height)];
   return [newLeft, newTop, newLeft + width, newTop + height];
 }
 
-/** What following the pointer does, by where it went down: pull a corner, move the box, or draw a new one. */
-function gesture(event) {
-  const start = shareAt(event);
+/** Returns the function from pointer position to box, by where the pointer went down: resize, move or draw. */
+function startGesture(event) {
+  const start = position(event);
   const { corner } = event.target.dataset;
   if (corner) {
     const fixed = [corner.includes("w") ? box[2] : box[0], corner.includes("n") ? box[3] : box[1]];
-    return (point) => between(fixed, point);
+    return (point) => boxBetween(fixed, point);
   }
   if (event.target === node) {
-    const held = box;
-    return ([x, y]) => movedTo([held[0] + x - start[0], held[1] + y - start[1]], held);
+    const original = box;
+    return ([x, y]) => moveBox([original[0] + x - start[0], original[1] + y - start[1]], original);
   }
-  return event.pointerType === "touch" ? null : (point) => between(start, point);
+  return event.pointerType === "touch" ? null : (point) => boxBetween(start, point);
 }
 
 frame.addEventListener("pointerdown", (event) => {
   if (event.button !== 0 || !frame.dataset.parts) return;
-  const follow = gesture(event);
-  if (!follow) return;
-  event.preventDefault(); // no selection of text, no ghost of the picture
+  const boxAt = startGesture(event);
+  if (!boxAt) return;
+  event.preventDefault(); // no text selection, no dragging of the image
   const before = box;
   const ended = new AbortController();
   const { signal } = ended;
-  frame.toggleAttribute("data-drawing", before === null); // it must not grow under the pointer
+  frame.toggleAttribute("data-drawing", before === null); // the frame must not grow under the pointer
   signal.addEventListener("abort", () => frame.removeAttribute("data-drawing"));
   frame.setPointerCapture(event.pointerId);
-  frame.addEventListener("pointermove", (moved) => showBox(follow(shareAt(moved))), { signal });
+  frame.addEventListener("pointermove", (move) => showBox(boxAt(position(move))), { signal });
   frame.addEventListener("pointercancel", () => { ended.abort(); showBox(before); }, { signal });
   frame.addEventListener("pointerup", () => {
     ended.abort();
-    const drawn = box && box[2] - box[0] >= LEAST && box[3] - box[1] >= LEAST;
-    if (drawn && box !== before) settle(box);
-    else showBox(before); // a click, or a slip
+    const isLargeEnough = box && box[2] - box[0] >= MIN_SIZE && box[3] - box[1] >= MIN_SIZE;
+    if (isLargeEnough && box !== before) commit(box);
+    else showBox(before); // a click, or an accidental drag
   }, { signal });
 });
 
-// --- with the keyboard ----------------------------------------------------------------------------------
+// --- keyboard -------------------------------------------------------------------------------------------
 
 node.addEventListener("keydown", (event) => {
   if (event.key === "Escape" || event.key === "Delete") {
@@ -100,9 +100,9 @@ node.addEventListener("keydown", (event) => {
     const [x, y] = ARROWS[event.key];
     const [left, top, right, bottom] = box;
     showBox(event.shiftKey
-      ? [left, top, clamp(right + x, left + LEAST, 1), clamp(bottom + y, top + LEAST, 1)]
-      : movedTo([left + x, top + y], box));
-    waiting = setTimeout(() => settle(box), QUIET_MS);
+      ? [left, top, clamp(right + x, left + MIN_SIZE, 1), clamp(bottom + y, top + MIN_SIZE, 1)]
+      : moveBox([left + x, top + y], box));
+    timer = setTimeout(() => commit(box), KEY_DELAY_MS);
   } else {
     return;
   }
@@ -110,12 +110,12 @@ node.addEventListener("keydown", (event) => {
 });
 
 function clearBox() {
-  settle(null);
-  element("part").focus();
+  commit(null);
+  element("select-part").focus();
 }
 
-element("part").addEventListener("click", () => {
-  settle(BEGIN);
+element("select-part").addEventListener("click", () => {
+  commit(INITIAL_BOX);
   node.focus();
 });
-element("whole").addEventListener("click", clearBox);
+element("whole-photo").addEventListener("click", clearBox);

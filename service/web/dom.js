@@ -1,24 +1,24 @@
-// Small helpers that every part of the page uses.
+// Helpers that every module uses.
 
 export const element = (id) => document.getElementById(id);
 
-export const copyOf = (template) => element(template).content.firstElementChild.cloneNode(true);
+export const cloneTemplate = (template) => element(template).content.firstElementChild.cloneNode(true);
 
-/** Tells it to those who do not see the page. */
+/** Announces a text to screen readers. */
 export function announce(text) {
   element("announcement").textContent = text;
 }
 
-/** Tells it in one quiet line beside the photo, until the next search; an empty text takes the line away. */
-export function tell(text) {
-  element("told").textContent = text;
-  element("told").hidden = text === "";
+/** Shows a one-line notice next to the photo until the next search; an empty text hides it. */
+export function showNotice(text) {
+  element("notice").textContent = text;
+  element("notice").hidden = text === "";
   if (text) announce(text);
 }
 
-export const counted = (number, word) => `${number.toLocaleString()} ${word}${number === 1 ? "" : "s"}`;
+export const pluralize = (number, word) => `${number.toLocaleString()} ${word}${number === 1 ? "" : "s"}`;
 
-/** The name of an attribute as people write it. */
-export const spoken = (name) => name.replaceAll("_", " ");
+/** Formats the name of an attribute for display. */
+export const displayName = (name) => name.replaceAll("_", " ");
 
 export const percent = (share) => `${(share * 100).toFixed(1)} %`;

@@ -1,96 +1,97 @@
-// Filters made of the gallery's attributes: values to tick, spans of numbers; together the JSON filter of a search.
+// Filters for the gallery's attributes: checkboxes for values and ranges for numbers, combined into the JSON filter.
 
-import { askJson } from "./api.js";
-import { copyOf, element, spoken } from "./dom.js";
+import { fetchJson } from "./api.js";
+import { cloneTemplate, displayName, element } from "./dom.js";
 
-const MOST_VALUES = 100;
-const FEW = 6; // values shown before somebody asks for all
-const NAMES_BEYOND = 50; // an attribute with more values than this, each of one item, names items rather than groups
+const MAX_VALUES = 100; // per attribute
+const COLLAPSED_VALUES = 6; // shown until the list is expanded
+const MAX_UNIQUE_VALUES = 50; // an attribute with more values, each of one item, is a name and not a category
 
 let filter = {};
-let changed = () => {};
+let onChange = () => {};
 let facets = [];
 
-/** Calls `told` with the filter whenever a person has changed it. */
-export function onFilter(told) {
-  changed = told;
+/** Calls `callback` with the filter whenever the user has changed it. */
+export function onFilterChange(callback) {
+  onChange = callback;
 }
 
-/** Shows the attributes of a gallery as they are now, and answers whether it could.
+/** Loads and shows the attributes of a gallery; returns whether it succeeded.
  *
- * A service that tells none of them simply has no filters on its page. */
+ * If the service does not provide them, the page has no filters. */
 export async function loadFacets(gallery) {
-  let told = [];
+  let loaded = [];
   try {
-    told = (await askJson(`v1/facets?count=${MOST_VALUES}`, { background: true })).facets;
+    loaded = (await fetchJson(`v1/facets?count=${MAX_VALUES}`, { background: true })).facets;
   } catch (error) {
     if (error.status === undefined) throw error;
-    if (error.passing) return false;
+    if (error.retryable) return false;
   }
-  if (element("facets").contains(document.activeElement)) return false; // somebody is at it
-  facets = told.filter((facet) => isUseful(facet, gallery));
-  facets.sort((one, other) => rank(one) - rank(other) || one.distinct - other.distinct); // coarse groups first
-  element("facets").replaceChildren(...facets.map((facet) => isSpan(facet) ? range(facet) : choices(facet)));
+  if (element("facets").contains(document.activeElement)) return false; // the user is editing a filter
+  facets = loaded.filter((facet) => isUseful(facet, gallery));
+  facets.sort((a, b) => rank(a) - rank(b) || a.distinct - b.distinct); // coarse categories first
+  const controls = facets.map((facet) => isNumeric(facet) ? createRange(facet) : createChoices(facet));
+  element("facets").replaceChildren(...controls);
   showFilter(filter);
   return true;
 }
 
-const isSpan = ({ distinct, values }) => distinct > 1 && values.every(([value]) => typeof value === "number");
+const isNumeric = ({ distinct, values }) => distinct > 1 && values.every(([value]) => typeof value === "number");
 
-/** Groups, then what some items have and others lack, then spans of numbers. */
-const rank = (facet) => isSpan(facet) ? 2 : Number(facet.distinct === 1);
+/** Orders categories first, then attributes that only some items have, then numbers. */
+const rank = (facet) => isNumeric(facet) ? 2 : Number(facet.distinct === 1);
 
 function isUseful({ distinct, values }, { items, pending }) {
   const [[value, count]] = values;
-  if (distinct === 1) return count > 1 && count < items - pending; // what all have is no choice, what some have is one
-  return !(distinct > NAMES_BEYOND && count === 1 && typeof value === "string");
+  if (distinct === 1) return count > 1 && count < items - pending; // useful only if some items lack it
+  return !(distinct > MAX_UNIQUE_VALUES && count === 1 && typeof value === "string");
 }
 
-// --- one attribute --------------------------------------------------------------------------------------
+// --- attributes -----------------------------------------------------------------------------------------
 
-const heading = (name) => name.charAt(0).toUpperCase() + spoken(name.slice(1));
+const heading = (name) => name.charAt(0).toUpperCase() + displayName(name.slice(1));
 
-function choices({ name, values }) {
-  const node = copyOf("choices");
+function createChoices({ name, values }) {
+  const node = cloneTemplate("choices");
   node.dataset.name = name;
   node.querySelector("legend").textContent = heading(name);
   const chips = node.querySelector(".chips");
-  chips.append(...values.map(([value, count]) => chip(name, value, count)));
-  chips.toggleAttribute("data-folded", values.length > FEW + 1);
-  node.querySelector(".all").addEventListener("click", () => {
-    const [first] = folded(chips);
-    chips.removeAttribute("data-folded");
-    tellFolded(node);
+  chips.append(...values.map(([value, count]) => createChip(name, value, count)));
+  chips.toggleAttribute("data-collapsed", values.length > COLLAPSED_VALUES + 1);
+  node.querySelector(".show-all").addEventListener("click", () => {
+    const [first] = hiddenChips(chips);
+    chips.removeAttribute("data-collapsed");
+    updateShowAll(node);
     first.querySelector("input").focus();
   });
   return node;
 }
 
-/** The chips that are out of sight, as the style sheet has it: all but the first few and the ticked ones. */
-const folded = (chips) => chips.matches("[data-folded]")
-  ? [...chips.children].slice(FEW).filter((it) => !it.matches(":has(:checked)")) : [];
+/** Returns the chips that the style sheet hides: all but the first few and the checked ones. */
+const hiddenChips = (chips) => chips.matches("[data-collapsed]")
+  ? [...chips.children].slice(COLLAPSED_VALUES).filter((chip) => !chip.matches(":has(:checked)")) : [];
 
-function tellFolded(node) {
-  const count = folded(node.querySelector(".chips")).length;
-  node.querySelector(".all").textContent = `${count} more`;
-  node.querySelector(".all").hidden = count === 0;
+function updateShowAll(node) {
+  const count = hiddenChips(node.querySelector(".chips")).length;
+  node.querySelector(".show-all").textContent = `${count} more`;
+  node.querySelector(".show-all").hidden = count === 0;
 }
 
-function chip(name, value, count) {
-  const node = copyOf("chip");
+function createChip(name, value, count) {
+  const node = cloneTemplate("chip");
   const box = node.querySelector("input");
   box.value = JSON.stringify(value); // typed: 1, "1" and true are different values
   node.querySelector(".value").textContent = typeof value === "boolean" ? (value ? "yes" : "no") : String(value);
-  node.querySelector(".tally").textContent = count === null ? "" : count.toLocaleString();
+  node.querySelector(".count").textContent = count === null ? "" : count.toLocaleString();
   box.addEventListener("change", () => {
-    const ticked = [...node.parentElement.querySelectorAll("input:checked")].map((it) => JSON.parse(it.value));
-    change(name, ticked.length > 1 ? ticked : ticked[0]);
+    const checked = [...node.parentElement.querySelectorAll("input:checked")].map((input) => JSON.parse(input.value));
+    setCondition(name, checked.length > 1 ? checked : checked[0]);
   });
   return node;
 }
 
-function range({ name, minimum, maximum }) {
-  const node = copyOf("range");
+function createRange({ name, minimum, maximum }) {
+  const node = cloneTemplate("range");
   node.dataset.name = name;
   node.querySelector("legend").textContent = heading(name);
   const inputs = [...node.querySelectorAll("input")];
@@ -98,57 +99,58 @@ function range({ name, minimum, maximum }) {
   inputs[1].placeholder = Math.ceil(maximum);
   for (const input of inputs) {
     input.addEventListener("change", () => {
-      const given = inputs.filter((it) => it.value !== "").map((it) => [it.dataset.bound, it.valueAsNumber]);
-      change(name, given.length ? Object.fromEntries(given) : undefined);
+      const filled = inputs.filter(({ value }) => value !== "");
+      const bounds = filled.map(({ dataset, valueAsNumber }) => [dataset.bound, valueAsNumber]);
+      setCondition(name, bounds.length ? Object.fromEntries(bounds) : undefined);
     });
   }
   return node;
 }
 
-function change(name, condition) {
+function setCondition(name, condition) {
   const { [name]: _, ...rest } = filter;
   showFilter(condition === undefined ? rest : { ...rest, [name]: condition });
-  changed(filter);
+  onChange(filter);
 }
 
-// --- the whole ------------------------------------------------------------------------------------------
+// --- filter ---------------------------------------------------------------------------------------------
 
-/** Brings the panel in line with a filter, which may come from a link and say more than the panel can. */
-export function showFilter(given) {
-  filter = given;
-  const beyond = { ...filter };
+/** Shows a filter. It may come from a link and have conditions that no control can show. */
+export function showFilter(newFilter) {
+  filter = newFilter;
+  const others = { ...filter };
   for (const node of element("facets").children) {
     const { name } = node.dataset;
-    const condition = Object.hasOwn(filter, name) ? filter[name] : undefined; // "constructor" is an attribute too
-    const told = node.matches(".range") ? tellRange(node, condition) : tick(node, name, condition);
-    if (told) delete beyond[name];
+    const condition = Object.hasOwn(filter, name) ? filter[name] : undefined; // an attribute may be named "constructor"
+    const isShown = node.matches(".range") ? showRange(node, condition) : showChoices(node, name, condition);
+    if (isShown) delete others[name];
   }
   const count = Object.keys(filter).length;
   element("filter-count").textContent = count || "";
-  element("clear").hidden = count === 0;
-  element("beyond").hidden = Object.keys(beyond).length === 0;
-  element("beyond-text").textContent = JSON.stringify(beyond);
+  element("clear-filters").hidden = count === 0;
+  element("other-conditions").hidden = Object.keys(others).length === 0;
+  element("other-conditions-text").textContent = JSON.stringify(others);
   element("filters").hidden = facets.length === 0 && count === 0;
 }
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
-function tick(node, name, condition) {
+function showChoices(node, name, condition) {
   const wanted = condition === undefined || isObject(condition) ? [] : [condition].flat();
   const texts = new Set(wanted.map((value) => JSON.stringify(value)));
   for (const box of node.querySelectorAll("input")) {
     box.checked = texts.delete(box.value);
   }
-  for (const text of texts) { // a value that is too rare to be listed
-    const rare = chip(name, JSON.parse(text), null);
+  for (const text of texts) { // a value that is too rare to be in the list
+    const rare = createChip(name, JSON.parse(text), null);
     rare.querySelector("input").checked = true;
     node.querySelector(".chips").prepend(rare);
   }
-  tellFolded(node);
+  updateShowAll(node);
   return wanted.length > 0;
 }
 
-function tellRange(node, condition) {
+function showRange(node, condition) {
   const bounds = isObject(condition) ? condition : {};
   for (const input of node.querySelectorAll("input")) {
     input.value = bounds[input.dataset.bound] ?? "";
@@ -158,10 +160,10 @@ function tellRange(node, condition) {
 
 export function clearFilter() {
   showFilter({});
-  changed(filter);
+  onChange(filter);
 }
 
-element("clear").addEventListener("click", () => {
+element("clear-filters").addEventListener("click", () => {
   element("filters").querySelector("summary").focus();
   clearFilter();
 });

@@ -1,26 +1,26 @@
-// The API key of this tab: kept in its session, asked for when the service refuses a request without it.
+// The API key of this tab: stored in its session, requested when the service refuses a request without it.
 
 import { element } from "./dom.js";
 
-export const NEW_KEY = "newkey"; // the event that tells of one
-const PLACE = "lookalike-key";
-let asking = null; // several requests may be refused at once: they wait for one answer
+export const NEW_KEY = "newkey"; // fired when the user has entered a key
+const STORAGE_KEY = "lookalike-key";
+let pending = null; // several requests may be refused at once: they share one dialog
 
-export const heldKey = () => sessionStorage.getItem(PLACE);
+export const storedKey = () => sessionStorage.getItem(STORAGE_KEY);
 
-export const forgetKey = () => sessionStorage.removeItem(PLACE);
+export const forgetKey = () => sessionStorage.removeItem(STORAGE_KEY);
 
-/** Answers whether there is a key now that differs from the one that was refused. */
-export function askForKey(refused, problem) {
-  if (heldKey() !== refused) return Promise.resolve(heldKey() !== null);
-  asking ??= prompt(refused, problem).finally(() => { asking = null; });
-  return asking;
+/** Asks the user for a key; resolves to whether there is one now that differs from the refused one. */
+export function requestKey(refused, problem) {
+  if (storedKey() !== refused) return Promise.resolve(storedKey() !== null);
+  pending ??= showDialog(refused, problem).finally(() => { pending = null; });
+  return pending;
 }
 
-function prompt(refused, problem) {
+function showDialog(refused, problem) {
   const [dialog, field] = [element("key-dialog"), element("key")];
-  element("key-why").textContent = refused === null
-    ? "This service answers only to those who have one."
+  element("key-reason").textContent = refused === null
+    ? "This service requires an API key."
     : `${problem.detail} ${problem.remedy}`;
   field.value = "";
   dialog.returnValue = "";
@@ -28,18 +28,18 @@ function prompt(refused, problem) {
   return new Promise((resolve) => {
     dialog.addEventListener("close", () => {
       const key = field.value.trim();
-      const given = dialog.returnValue === "given" && key !== "";
-      if (given) {
-        sessionStorage.setItem(PLACE, key);
+      const entered = dialog.returnValue === "entered" && key !== "";
+      if (entered) {
+        sessionStorage.setItem(STORAGE_KEY, key);
         document.dispatchEvent(new Event(NEW_KEY));
       }
-      resolve(given);
+      resolve(entered);
     }, { once: true });
   });
 }
 
 element("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  element("key-dialog").close("given");
+  element("key-dialog").close("entered");
 });
 element("key-cancel").addEventListener("click", () => element("key-dialog").close());

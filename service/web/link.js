@@ -1,52 +1,52 @@
-// A search as the fragment of the page's address: what a link can carry. A photo itself it cannot.
+// A search as the fragment of the page's URL. A link holds everything but an uploaded photo.
 
 import { Problem } from "./api.js";
 
-export const PAGE = 12; // items that a search asks for, and "Show more" adds
-const MOST = 1000;
+export const PAGE_SIZE = 12; // items per page
+const MAX_TOP = 1000;
 
-/** The fragment of a search; empty when there is nothing to say. */
-export function fragmentOf({ query, box, filter, top }) {
+/** Formats a search as a fragment; empty for a search without query and filter. */
+export function formatFragment({ query, box, filter, top }) {
   const parts = new URLSearchParams();
   if (query?.kind === "item") parts.set("item", query.id);
   if (query?.kind === "example") parts.set("example", query.name);
   if (box) parts.set("box", box.join(","));
   if (Object.keys(filter).length) parts.set("filter", JSON.stringify(filter));
-  if (top !== PAGE) parts.set("top", String(top));
+  if (top !== PAGE_SIZE) parts.set("top", String(top));
   return parts.size ? `#${parts}` : "";
 }
 
-/** The search of a fragment: query, box, filter and top. A damaged one is refused rather than half understood. */
-export function readFragment(fragment) {
+/** Parses a fragment into query, box, filter and top; throws a Problem if any of them is invalid. */
+export function parseFragment(fragment) {
   const parts = new URLSearchParams(fragment.replace(/^#/, ""));
   const query = parts.has("item") ? { kind: "item", id: parts.get("item") }
     : parts.has("example") ? { kind: "example", name: parts.get("example") } : null;
   return {
     query,
-    box: read(parts, "box", null, asBox),
-    filter: read(parts, "filter", {}, asFilter),
-    top: read(parts, "top", PAGE, asTop),
+    box: parsePart(parts, "box", null, parseBox),
+    filter: parsePart(parts, "filter", {}, parseFilter),
+    top: parsePart(parts, "top", PAGE_SIZE, parseTop),
   };
 }
 
-function read(parts, name, otherwise, understand) {
-  if (!parts.has(name)) return otherwise;
-  const value = understand(parts.get(name));
+function parsePart(parts, name, defaultValue, parse) {
+  if (!parts.has(name)) return defaultValue;
+  const value = parse(parts.get(name));
   if (value !== undefined) return value;
   throw new Problem({
-    title: "The link is damaged", detail: `Its ${name} is “${parts.get(name).slice(0, 80)}”.`,
-    remedy: "Ask for it again, or start with a photo.", status: 422,
+    title: "Invalid link", detail: `Its ${name} is “${parts.get(name).slice(0, 80)}”.`,
+    remedy: "Check the link, or search with a photo.", status: 422,
   });
 }
 
-function asBox(text) {
+function parseBox(text) {
   const box = text.split(",").map(Number);
   const [left, top, right, bottom] = box;
-  const whole = box.length === 4 && box.every((share) => share >= 0 && share <= 1);
-  return whole && left < right && top < bottom ? box : undefined;
+  const isValid = box.length === 4 && box.every((share) => share >= 0 && share <= 1);
+  return isValid && left < right && top < bottom ? box : undefined;
 }
 
-function asFilter(text) {
+function parseFilter(text) {
   try {
     const filter = JSON.parse(text);
     return filter && typeof filter === "object" && !Array.isArray(filter) ? filter : undefined;
@@ -55,7 +55,7 @@ function asFilter(text) {
   }
 }
 
-function asTop(text) {
+function parseTop(text) {
   const top = Number(text);
-  return Number.isInteger(top) && top >= 1 && top <= MOST ? top : undefined;
+  return Number.isInteger(top) && top >= 1 && top <= MAX_TOP ? top : undefined;
 }

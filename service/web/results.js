@@ -1,148 +1,149 @@
-// What came back: cards, and what to say while there are none.
+// The results: cards, placeholders, empty results and errors.
 
 import { Problem } from "./api.js";
-import { announce, copyOf, counted, element, spoken } from "./dom.js";
+import { announce, cloneTemplate, displayName, element, pluralize } from "./dom.js";
 
 const results = element("results");
 
 function setState(state) {
-  document.body.className = `asked ${state}`;
-  element("answer").hidden = false;
-  element("answer").setAttribute("aria-busy", String(state === "searching"));
+  document.body.className = `has-query ${state}`;
+  element("results-section").hidden = false;
+  element("results-section").setAttribute("aria-busy", String(state === "searching"));
   element("problem").hidden = state !== "failed";
-  // What was pressed may be out of sight now: the keyboard continues from here, not from the top of the page.
-  const held = document.activeElement;
-  const here = element(state === "failed" ? "problem" : "answer-title");
-  if (held !== document.body && !held.checkVisibility()) here.focus({ preventScroll: true });
+  // If the focused element was hidden, move the focus here instead of to the top of the page.
+  const focused = document.activeElement;
+  const target = element(state === "failed" ? "problem" : "results-title");
+  if (focused !== document.body && !focused.checkVisibility()) target.focus({ preventScroll: true });
 }
 
 function setTitle(text) {
-  element("answer-title").textContent = element("answer-title").title = text;
+  element("results-title").textContent = element("results-title").title = text;
   document.title = `${text} · Lookalike`;
 }
 
-/** Placeholders for a new query; what is there fades while the same query is refined. */
-export function showWaiting(isNew, count) {
+/** Shows placeholders for a new query; the results fade while the same query is refined. */
+export function showLoading(isNew, count) {
   announce("Searching");
-  element("nothing").hidden = element("more").hidden = element("all").hidden = true;
+  element("no-results").hidden = element("show-more").hidden = element("end-of-results").hidden = true;
   if (isNew) {
-    // The button that asked may be about to go: the keyboard continues from the heading, not from the top.
-    if (results.contains(document.activeElement)) element("answer-title").focus({ preventScroll: true });
-    element("times").textContent = "";
+    // The focused button may be removed: move the focus to the heading instead of to the top of the page.
+    if (results.contains(document.activeElement)) element("results-title").focus({ preventScroll: true });
+    element("timings").textContent = "";
     setTitle("Searching…");
-    results.replaceChildren(...Array.from({ length: count }, () => copyOf("skeleton")));
+    results.replaceChildren(...Array.from({ length: count }, () => cloneTemplate("skeleton")));
   }
   setState("searching");
 }
 
-export function showAnswer(title, { items, cursor, milliseconds }, onLike) {
+export function showResults(title, { items, cursor, milliseconds }, onSimilar) {
   setTitle(title);
-  results.replaceChildren(...items.map((item) => card(item, onLike)));
+  results.replaceChildren(...items.map((item) => createCard(item, onSimilar)));
   const { decode, embed, search } = milliseconds;
-  const took = [["decode", decode], ["embed", embed], ["search", search]].filter(([, time]) => time > 0);
-  element("times").textContent = took.map(([what, time]) => `${what} ${short(time)}`).join(" · ");
+  const stages = [["decode", decode], ["embed", embed], ["search", search]].filter(([, time]) => time > 0);
+  element("timings").textContent = stages.map(([stage, time]) => `${stage} ${formatTime(time)}`).join(" · ");
   announce(items.length
-    ? `${counted(items.length, "item")} found. The closest is ${items[0].title || items[0].id}.`
-    : "Nothing matches.");
-  showRest(cursor);
+    ? `${pluralize(items.length, "item")} found. The closest is ${items[0].title || items[0].id}.`
+    : "No matches.");
+  showPagination(cursor);
   setState("found");
 }
 
-/** Adds the next page, and brings the keyboard to its first card. */
-export function showMore({ items, cursor }, onLike) {
-  const cards = items.map((item) => card(item, onLike));
+/** Appends the next page and moves the focus to its first card. */
+export function appendResults({ items, cursor }, onSimilar) {
+  const cards = items.map((item) => createCard(item, onSimilar));
   results.append(...cards);
-  announce(`${counted(items.length, "more item")}.`);
-  showRest(cursor);
+  announce(`${pluralize(items.length, "more item")}.`);
+  showPagination(cursor);
   setState("found");
-  cards[0]?.querySelector(".like").focus({ preventScroll: true });
+  cards[0]?.querySelector(".similar").focus({ preventScroll: true });
 }
 
-function showRest(cursor) {
-  const shown = results.children.length;
-  element("more").hidden = cursor === null;
-  element("all").hidden = cursor !== null || shown === 0;
-  element("all").textContent = `That is all: ${counted(shown, "item")}.`;
+function showPagination(cursor) {
+  const count = results.children.length;
+  element("show-more").hidden = cursor === null;
+  element("end-of-results").hidden = cursor !== null || count === 0;
+  element("end-of-results").textContent = `End of results: ${pluralize(count, "item")}`;
 }
 
-export function showNothing(why, isFiltered) {
-  element("nothing-why").textContent = why;
-  element("unfilter").hidden = !isFiltered;
-  element("nothing").hidden = false;
+export function showNoResults(reason, isFiltered) {
+  element("no-results-reason").textContent = reason;
+  element("no-results-clear").hidden = !isFiltered;
+  element("no-results").hidden = false;
 }
 
-/** Tells what went wrong; cards that are there stay when only the next ones are missing. */
+/** Shows an error; with `keep` the results stay, because only the next page failed. */
 export function showProblem(error, { keep = false } = {}) {
   const problem = error instanceof Problem ? error : new Problem({
-    title: "The page failed", detail: String(error), remedy: "Load it again.", status: 500,
+    title: "Error in the page", detail: String(error), remedy: "Reload the page.", status: 500,
   });
   announce("");
   if (!keep) {
     results.replaceChildren();
-    element("times").textContent = "";
+    element("timings").textContent = "";
     document.title = `${problem.title} · Lookalike`;
-    element("nothing").hidden = element("more").hidden = element("all").hidden = true;
+    element("no-results").hidden = element("show-more").hidden = element("end-of-results").hidden = true;
   }
   element("problem-title").textContent = problem.title;
   element("problem-detail").textContent = problem.detail;
   element("problem-remedy").textContent = problem.remedy;
   element("problem-id").textContent = problem.id ? `Request ${problem.id}` : "";
-  element("again").hidden = !problem.passing;
+  element("retry").hidden = !problem.retryable;
   setState("failed");
-  document.body.classList.toggle("kept", keep);
+  document.body.classList.toggle("keep-results", keep);
 }
 
-// --- one card -------------------------------------------------------------------------------------------
+// --- cards ----------------------------------------------------------------------------------------------
 
-function card(item, onLike) {
-  const node = copyOf("result");
+function createCard(item, onSimilar) {
+  const node = cloneTemplate("result");
   const find = (selector) => node.querySelector(selector);
   const name = item.title || item.id;
   const { price, currency, ...others } = item.attributes;
 
   find("img").src = item.image.url;
-  find(".like").setAttribute("aria-label", `More like ${name}`);
-  find(".like").addEventListener("click", () => onLike(item));
-  find(".title").append(titleOf(item, name));
-  find(".title").title = name; // a long one is cut off, as are the facts
-  find(".facts").append(...Object.entries(others).flatMap((it, place) => [place ? " · " : "", isolated(fact(it))]));
+  find(".similar").setAttribute("aria-label", `More like ${name}`);
+  find(".similar").addEventListener("click", () => onSimilar(item));
+  find(".title").append(createTitle(item, name));
+  find(".title").title = name; // long titles are truncated, as are the facts
+  const facts = Object.entries(others).map((entry) => isolate(formatFact(entry)));
+  find(".facts").append(...facts.flatMap((fact, index) => [index ? " · " : "", fact]));
   find(".facts").title = find(".facts").textContent;
-  find(".price").textContent = priceOf(price, currency);
+  find(".price").textContent = formatPrice(price, currency);
   find(".fill").style.setProperty("--share", Math.min(Math.max(item.score, 0), 1));
-  find(".number").textContent = item.score.toFixed(2);
-  find(".score").title = "Likeness: the cosine of the two pictures' vectors; 1 is the same picture";
+  find(".score-value").textContent = item.score.toFixed(2);
+  find(".score").title = "Cosine similarity of the two images; identical images have 1";
   return node;
 }
 
-function titleOf(item, name) {
-  // Only web addresses become links: a catalogue is data, and "javascript:" is an address too.
+function createTitle(item, name) {
+  // Only web addresses become links: the catalogue is untrusted, and "javascript:" is a URL too.
   if (!/^https?:\/\//i.test(item.url)) return document.createTextNode(name);
   const link = document.createElement("a");
   Object.assign(link, { href: item.url, textContent: name, target: "_blank", rel: "noopener noreferrer" });
   return link;
 }
 
-/** A text that may run from right to left, without turning its neighbours around. */
-function isolated(text) {
+/** Isolates a text whose direction may differ from its neighbours'. */
+function isolate(text) {
   const node = document.createElement("bdi");
   node.textContent = text;
   return node;
 }
 
-/** A text speaks for itself; a number or a yes needs its name. A year has no comma: digits are grouped from 10,000. */
-function fact([name, value]) {
-  if (typeof value === "boolean") return value ? spoken(name) : `not ${spoken(name)}`;
+/** Formats an attribute; numbers and booleans need its name. Digits are grouped from 10,000, so that years are not. */
+function formatFact([name, value]) {
+  if (typeof value === "boolean") return value ? displayName(name) : `not ${displayName(name)}`;
   if (typeof value !== "number") return value;
-  return `${spoken(name)} ${value.toLocaleString(undefined, { useGrouping: "min2" })}`;
+  return `${displayName(name)} ${value.toLocaleString(undefined, { useGrouping: "min2" })}`;
 }
 
-function priceOf(price, currency) {
+function formatPrice(price, currency) {
   if (typeof price !== "number") return price === undefined ? "" : String(price);
   try {
     return new Intl.NumberFormat(undefined, { style: "currency", currency }).format(price);
-  } catch { // no currency in the catalogue, or one that is no ISO code
+  } catch { // no currency in the catalogue, or not an ISO code
     return [price.toFixed(2), currency].filter(Boolean).join(" ");
   }
 }
 
-const short = (time) => `${time.toFixed(time < 10 ? 1 : 0)}\u00a0ms`;
+const formatTime = (time) => `${time.toFixed(time < 10 ? 1 : 0)}\u00a0ms`;

@@ -1,159 +1,159 @@
-// The search: what is asked now, what it is asked with, and the address and history that go with it.
+// The search: its state, its requests, and the URL and history that belong to it.
 
-import { askBlob, askJson, Problem } from "./api.js";
+import { fetchBlob, fetchJson, Problem } from "./api.js";
 import { showBox } from "./box.js";
-import { announce, element, tell } from "./dom.js";
+import { announce, element, showNotice } from "./dom.js";
 import { showFilter } from "./filters.js";
-import { fragmentOf, PAGE, readFragment } from "./link.js";
-import { showAnswer, showMore, showNothing, showProblem, showWaiting } from "./results.js";
+import { formatFragment, PAGE_SIZE, parseFragment } from "./link.js";
+import { appendResults, showLoading, showNoResults, showProblem, showResults } from "./results.js";
 
-// A query is {kind: "photo", blob}, {kind: "example", name} or {kind: "item", id}; the last two fit into a link.
-const NOTHING = { query: null, box: null, filter: {}, top: PAGE };
-let search = NOTHING;
+// A query is {kind: "photo", blob}, {kind: "example", name} or {kind: "item", id}; a link can hold the last two.
+const NO_SEARCH = { query: null, box: null, filter: {}, top: PAGE_SIZE };
+let search = NO_SEARCH;
 let cursor = null;
-let running = null; // the AbortController of the search under way: a new one replaces it
-let again = () => {}; // what failed last, to be tried once more
-let gallery = { items: null, maxBytes: Infinity }; // until the status has arrived the service alone refuses
-const photos = new Map(); // given since the page was loaded, for the way back to them; a link cannot carry them
+let running = null; // the AbortController of the current request: a new request aborts it
+let retryLast = () => {}; // repeats the request that failed last
+let gallery = { items: null, maxBytes: Infinity }; // until the status is loaded only the service enforces the limit
+const photos = new Map(); // uploaded since the page was loaded, for going back to them; a link cannot hold them
 
-export function tellGallery(items, maxBytes) {
+export function setGallery(items, maxBytes) {
   gallery = { items, maxBytes };
 }
 
-// --- what a person may do -------------------------------------------------------------------------------
+// --- user actions ---------------------------------------------------------------------------------------
 
 export function searchPhoto(blob) {
-  const place = `${performance.timeOrigin}/${photos.size}`; // the history outlives a reload, the photos do not
-  photos.set(place, blob);
-  begin({ kind: "photo", blob, place });
+  const photoId = `${performance.timeOrigin}/${photos.size}`; // the history outlives a reload, the photos do not
+  photos.set(photoId, blob);
+  start({ kind: "photo", blob, photoId });
 }
 
-export const searchExample = (name) => begin({ kind: "example", name });
+export const searchExample = (name) => start({ kind: "example", name });
 
-export const searchLike = ({ id, title, image }) => begin({ kind: "item", id, title, picture: image.url });
+export const searchSimilar = ({ id, title, image }) => start({ kind: "item", id, title, picture: image.url });
 
-/** The same query with another box or filter. */
+/** Repeats the search with another box or filter. */
 export function refine(change) {
-  tell("");
-  search = { ...search, ...change, top: PAGE };
-  remember("replaceState");
+  showNotice("");
+  search = { ...search, ...change, top: PAGE_SIZE };
+  updateHistory("replaceState");
   if (search.query) run(false);
 }
 
-/** The next items of the same search. */
-export async function more() {
-  await guarded({ keep: true }, async (signal) => {
-    element("answer").setAttribute("aria-busy", "true");
-    const answer = await request({ ...search, top: PAGE, cursor }, signal);
-    cursor = answer.cursor;
-    search = { ...search, top: search.top + PAGE };
-    remember("replaceState");
-    showMore(answer, searchLike);
+/** Loads the next page of the same search. */
+export async function loadMore() {
+  await runExclusive({ keep: true }, async (signal) => {
+    element("results-section").setAttribute("aria-busy", "true");
+    const results = await request({ ...search, top: PAGE_SIZE, cursor }, signal);
+    cursor = results.cursor;
+    search = { ...search, top: search.top + PAGE_SIZE };
+    updateHistory("replaceState");
+    appendResults(results, searchSimilar);
   });
 }
 
-export const retry = () => again();
+export const retry = () => retryLast();
 
-/** The search that the address names, on arrival and on the way back. */
-export function followAddress() {
-  leave();
+/** Runs the search of the URL, when the page is opened and when the user goes back. */
+export function restoreFromUrl() {
+  reset();
   try {
-    search = readFragment(location.hash);
+    search = parseFragment(location.hash);
   } catch (error) {
-    search = NOTHING;
+    search = NO_SEARCH;
     element("query").hidden = true;
     showFilter(search.filter);
     showProblem(error);
     return;
   }
-  const place = history.state?.photo;
-  if (photos.has(place)) search.query = { kind: "photo", blob: photos.get(place), place };
+  const photoId = history.state?.photo;
+  if (photos.has(photoId)) search.query = { kind: "photo", blob: photos.get(photoId), photoId };
   showFilter(search.filter);
   if (search.query) run(true);
   else showStart();
-  if (place && !search.query) tell("A reload forgets the photo: please choose it again.");
+  if (photoId && !search.query) showNotice("Photos are not kept after a reload. Please choose it again.");
 }
 
-/** Ends what the last search may still do, so that it cannot come in between. */
-function leave() {
+/** Aborts the current search, so that its response cannot interfere with the next one. */
+function reset() {
   running?.abort();
-  showBox(null); // with it goes an arrow key that waits to search
-  tell("");
+  showBox(null); // also cancels a search that an arrow key has scheduled
+  showNotice("");
 }
 
-function begin(query) {
-  leave();
-  search = { ...search, query, box: null, top: PAGE };
-  remember("pushState");
+function start(query) {
+  reset();
+  search = { ...search, query, box: null, top: PAGE_SIZE };
+  updateHistory("pushState");
   window.scrollTo({ top: 0 });
   run(true);
 }
 
-function remember(how) {
-  const address = location.pathname + location.search + fragmentOf(search);
-  history[how]({ photo: search.query?.place }, "", address);
+function updateHistory(method) {
+  const url = location.pathname + location.search + formatFragment(search);
+  history[method]({ photo: search.query?.photoId }, "", url);
 }
 
-// --- asking ---------------------------------------------------------------------------------------------
+// --- requests--------------------------------------------------------------------------------------------
 
-/** Does `work` as the one search under way; what fails is shown unless another has taken its place. */
-async function guarded(options, work) {
+/** Runs `work` and aborts whatever ran before; an error is shown unless `work` itself was aborted. */
+async function runExclusive(options, work) {
   running?.abort();
   const { signal } = running = new AbortController();
   try {
     await work(signal);
   } catch (error) {
     if (signal.aborted) return;
-    again = () => guarded(options, work);
-    if (!search.query.shown) element("query").hidden = true; // it shows what was asked before
+    retryLast = () => runExclusive(options, work);
+    if (!search.query.shown) element("query").hidden = true; // it shows the previous query
     showProblem(error, options);
   }
 }
 
 function run(isNew) {
-  return guarded({}, async (signal) => {
-    showWaiting(isNew, search.top);
-    element("share").hidden = search.query.kind === "photo" || !navigator.clipboard;
+  return runExclusive({}, async (signal) => {
+    showLoading(isNew, search.top);
+    element("copy-link").hidden = search.query.kind === "photo" || !navigator.clipboard;
     await showQuery(signal);
-    refuseLarge(search.query);
-    const answer = await request(search, signal);
-    cursor = answer.cursor;
-    showAnswer(titleOf(search), answer, searchLike);
-    if (!answer.items.length) explainNothing();
+    checkSize(search.query);
+    const results = await request(search, signal);
+    cursor = results.cursor;
+    showResults(formatTitle(search), results, searchSimilar);
+    if (!results.items.length) explainNoResults();
   });
 }
 
 async function request({ query, box, filter, top, cursor: after }, signal) {
-  const bounds = { top, ...(Object.keys(filter).length && { filter }), ...(after && { cursor: after }) };
+  const options = { top, ...(Object.keys(filter).length && { filter }), ...(after && { cursor: after }) };
   if (query.kind === "item") {
-    const body = JSON.stringify({ item_id: query.id, ...bounds });
+    const body = JSON.stringify({ item_id: query.id, ...options });
     const headers = { "Content-Type": "application/json" };
-    return askJson("v1/search", { method: "POST", body, headers, signal });
+    return fetchJson("v1/search", { method: "POST", body, headers, signal });
   }
   const form = new FormData();
   form.append("image", query.blob);
   if (box) form.append("box", box.join(","));
-  for (const [name, value] of Object.entries(bounds)) {
+  for (const [name, value] of Object.entries(options)) {
     form.append(name, typeof value === "object" ? JSON.stringify(value) : value);
   }
-  return askJson("v1/search", { method: "POST", body: form, signal });
+  return fetchJson("v1/search", { method: "POST", body: form, signal });
 }
 
-function titleOf({ query, box }) {
+function formatTitle({ query, box }) {
   if (query.kind === "item") return `More like ${query.title || query.id}`;
-  return box ? "Closest to this part" : "Closest matches";
+  return box ? "Closest to the selected part" : "Closest matches";
 }
 
-function explainNothing() {
+function explainNoResults() {
   const filtered = Object.keys(search.filter).length > 0;
-  const why = gallery.items === 0 ? "The gallery is empty: its operator has to fill it first."
-    : filtered ? "No item has everything that the filters ask for." : "The gallery has nothing else to compare with.";
-  showNothing(why, filtered && gallery.items !== 0);
+  const reason = gallery.items === 0 ? "The gallery is empty."
+    : filtered ? "No item matches all filters." : "The gallery has no other items.";
+  showNoResults(reason, filtered && gallery.items !== 0);
 }
 
-// --- showing the query ----------------------------------------------------------------------------------
+// --- display of the query -------------------------------------------------------------------------------
 
-/** Shows the query unless it is there: also when it was refined before it had arrived, or had failed to. */
+/** Shows the photo or item of the query if it is not shown yet, for example because loading it failed before. */
 async function showQuery(signal) {
   const { query } = search;
   if (query.shown) return;
@@ -161,13 +161,13 @@ async function showQuery(signal) {
     await completeItem(query, signal);
     showPicture(query.picture, `The item you are searching with: ${query.title || query.id}`, false);
   } else {
-    query.blob ??= await askBlob(`examples/${encodeURIComponent(query.name)}`, { signal });
+    query.blob ??= await fetchBlob(`examples/${encodeURIComponent(query.name)}`, { signal });
     showPicture(URL.createObjectURL(query.blob), "The photo you are searching with", true);
   }
   query.shown = true;
 }
 
-function refuseLarge({ blob }) {
+function checkSize({ blob }) {
   if (!blob || blob.size <= gallery.maxBytes) return;
   throw new Problem({
     title: "The photo is too large",
@@ -176,32 +176,32 @@ function refuseLarge({ blob }) {
   });
 }
 
-/** A link names an item by its id alone: the service knows its title and picture, if it tells them with this key. */
+/** Loads title and picture of an item, of which a link has only the id, if the key permits it. */
 async function completeItem(query, signal) {
   if (query.picture) return;
   try {
-    const { title, images } = await askJson(`v1/items/${encodeURIComponent(query.id)}`, { signal });
+    const { title, images } = await fetchJson(`v1/items/${encodeURIComponent(query.id)}`, { signal });
     Object.assign(query, { title, picture: images[0]?.url });
   } catch (error) {
-    if (![403, 404].includes(error.status)) throw error; // the search itself says if there is no such item
+    if (![403, 404].includes(error.status)) throw error; // the search itself reports an unknown item
   }
 }
 
-function showPicture(address, description, hasParts) {
+function showPicture(url, description, hasParts) {
   const photo = element("photo");
   if (photo.src.startsWith("blob:")) URL.revokeObjectURL(photo.src);
-  element("query").hidden = !address;
+  element("query").hidden = !url;
   element("parts").hidden = !hasParts;
   element("frame").dataset.parts = hasParts ? "yes" : "";
   photo.alt = description;
-  if (address) photo.src = address;
+  if (url) photo.src = url;
   showBox(hasParts ? search.box : null);
 }
 
 function showStart() {
   document.body.className = "";
   document.title = "Lookalike";
-  element("query").hidden = element("answer").hidden = true;
+  element("query").hidden = element("results-section").hidden = true;
 }
 
 const megabytes = (bytes) => `${(bytes / 1024 ** 2).toFixed(1)} MB`;
@@ -212,14 +212,14 @@ photo.addEventListener("load", () => {
 });
 photo.addEventListener("error", () => { element("query").hidden = true; });
 
-element("share").addEventListener("click", async () => {
+element("copy-link").addEventListener("click", async () => {
   try {
     await navigator.clipboard.writeText(location.href);
   } catch {
-    tell("The browser did not let the page copy. The link is the address of this page.");
+    showNotice("The browser blocked copying. Copy the address of this page instead.");
     return;
   }
-  element("share").textContent = "Copied";
-  announce("The link is copied.");
-  setTimeout(() => { element("share").textContent = "Copy link"; }, 2000);
+  element("copy-link").textContent = "Copied";
+  announce("Link copied.");
+  setTimeout(() => { element("copy-link").textContent = "Copy link"; }, 2000);
 });

@@ -1,23 +1,23 @@
-// The status panel: what is searched, how well, and what is being re-indexed; kept current while it is looked at.
+// The status panel: gallery, model and jobs, updated while the page is visible.
 //
-// It asks again from time to time rather than listening to the events of a job: those need a header with the key, which
-// a browser's EventSource cannot send, and hold one of the few connections that a page may have.
+// It polls instead of listening to the events of a job: those need a header with the key, which a browser's EventSource
+// cannot send, and hold one of the few connections that a page may have.
 
-import { askJson } from "./api.js";
-import { copyOf, counted, element, percent } from "./dom.js";
-import { forgetKey, heldKey, NEW_KEY } from "./key.js";
+import { fetchJson } from "./api.js";
+import { cloneTemplate, element, percent, pluralize } from "./dom.js";
+import { forgetKey, NEW_KEY, storedKey } from "./key.js";
 
-const BUSY_MS = 1500;
-const CALM_MS = 15000;
-const SHOWN_JOBS = 3;
+const BUSY_INTERVAL_MS = 1500; // while a job runs
+const IDLE_INTERVAL_MS = 15000;
+const MAX_JOBS = 3;
 
-let mayAskJobs = true; // until the service says that there are none to see for this key
+let canReadJobs = true; // until the service refuses it for this key
 
-/** Follows the service for as long as the page is open; `told` gets each status. */
-export async function followStatus(told) {
+/** Polls the status while the page is open; calls `callback` with each one. */
+export async function pollStatus(callback) {
   for (let background = false; ; background = true) {
-    const busy = await look(background, told);
-    const pause = new Promise((resolve) => setTimeout(resolve, busy ? BUSY_MS : CALM_MS));
+    const busy = await poll(background, callback);
+    const pause = new Promise((resolve) => setTimeout(resolve, busy ? BUSY_INTERVAL_MS : IDLE_INTERVAL_MS));
     await Promise.race([pause, next(NEW_KEY)]);
     if (document.hidden) await next("visibilitychange");
   }
@@ -25,42 +25,42 @@ export async function followStatus(told) {
 
 const next = (event) => new Promise((resolve) => document.addEventListener(event, resolve, { once: true }));
 
-document.addEventListener(NEW_KEY, () => { mayAskJobs = true; });
+document.addEventListener(NEW_KEY, () => { canReadJobs = true; });
 
-async function look(background, told) {
+async function poll(background, callback) {
   try {
-    const status = await askJson("v1/status", { background });
-    show(status);
-    told(status);
+    const status = await fetchJson("v1/status", { background });
+    showStatus(status);
+    callback(status);
     const jobs = await readJobs();
     showJobs(jobs);
     return jobs.some(({ state }) => state === "running");
   } catch (error) {
     if (error.status === undefined) throw error;
-    return false; // a search will tell what is wrong; here the last news stay
+    return false; // a search reports the error; the panel keeps the last status
   }
 }
 
 async function readJobs() {
-  if (!mayAskJobs) return [];
+  if (!canReadJobs) return [];
   try {
-    return (await askJson("v1/jobs", { background: true })).jobs;
+    return (await fetchJson("v1/jobs", { background: true })).jobs;
   } catch (error) {
-    mayAskJobs = ![401, 403, 404].includes(error.status);
-    if (mayAskJobs) throw error;
+    canReadJobs = ![401, 403, 404].includes(error.status);
+    if (canReadJobs) throw error;
     return [];
   }
 }
 
-// --- showing --------------------------------------------------------------------------------------------
+// --- display --------------------------------------------------------------------------------------------
 
-function show({ gallery, bundle, provider }) {
+function showStatus({ gallery, bundle, provider }) {
   element("panel").hidden = false;
-  const images = document.createElement("span"); // a phone has no room for them
-  images.textContent = ` · ${counted(gallery.images, "image")}`;
-  element("counts").replaceChildren(counted(gallery.items, "item"), images);
+  const images = document.createElement("span"); // hidden on phones
+  images.textContent = ` · ${pluralize(gallery.images, "image")}`;
+  element("counts").replaceChildren(pluralize(gallery.items, "item"), images);
   element("empty").hidden = gallery.items > 0;
-  list("gallery-facts", [
+  showFacts("gallery-facts", [
     ["Items", gallery.items.toLocaleString()],
     ["Images", gallery.images.toLocaleString()],
     ["Pending changes", gallery.pending.toLocaleString()],
@@ -68,8 +68,8 @@ function show({ gallery, bundle, provider }) {
     ["Recall@10 of the index", gallery.recall === null ? "not measured" : percent(gallery.recall)],
     ["Generation", gallery.generation ?? "none yet"],
   ]);
-  list("model-facts", bundle ? modelFacts(bundle, provider) : [["Model", "none yet"]]);
-  element("forget").hidden = heldKey() === null;
+  showFacts("model-facts", bundle ? modelFacts(bundle, provider) : [["Model", "none yet"]]);
+  element("forget-key").hidden = storedKey() === null;
 }
 
 function modelFacts(bundle, provider) {
@@ -85,55 +85,55 @@ function modelFacts(bundle, provider) {
   ];
 }
 
-function list(id, facts) {
+function showFacts(id, facts) {
   element(id).replaceChildren(...facts.map(([name, value]) => {
     const row = document.createElement("div");
-    const [term, told] = [document.createElement("dt"), document.createElement("dd")];
-    [term.textContent, told.textContent] = [name, value];
-    row.append(term, told);
+    const [term, description] = [document.createElement("dt"), document.createElement("dd")];
+    [term.textContent, description.textContent] = [name, value];
+    row.append(term, description);
     return row;
   }));
 }
 
 function showJobs(jobs) {
   const running = jobs.find(({ state }) => state === "running");
-  element("busy").hidden = !running;
-  if (running) setProgress(element("busy"), running);
-  element("jobs-part").hidden = jobs.length === 0;
-  element("jobs").replaceChildren(...jobs.slice(0, SHOWN_JOBS).map(jobLine));
+  element("job-progress").hidden = !running;
+  if (running) setProgress(element("job-progress"), running);
+  element("jobs-section").hidden = jobs.length === 0;
+  element("jobs").replaceChildren(...jobs.slice(0, MAX_JOBS).map(createJob));
 }
 
-function jobLine(job) {
-  const node = copyOf("job");
+function createJob(job) {
+  const node = cloneTemplate("job");
   const find = (selector) => node.querySelector(selector);
-  const runs = job.state === "running";
+  const isRunning = job.state === "running";
   find(".source").textContent = job.source.split("/").pop() || job.source;
   find(".source").title = job.source;
-  find(".state").textContent = runs ? job.stage : job.state;
+  find(".state").textContent = isRunning ? job.stage : job.state;
   find(".state").dataset.state = job.state;
-  find("progress").hidden = !runs;
+  find("progress").hidden = !isRunning;
   find("progress").setAttribute("aria-label", `Progress of ${job.source}`);
   setProgress(find("progress"), job);
   find(".detail").textContent = [
-    job.total ? `${job.done.toLocaleString()} of ${counted(job.total, "image")}` : "",
+    job.total ? `${job.done.toLocaleString()} of ${pluralize(job.total, "image")}` : "",
     job.rejected ? `${job.rejected.toLocaleString()} rejected` : "",
-    runs && job.rate ? `${Number(job.rate.toFixed(job.rate < 10 ? 1 : 0)).toLocaleString()} a second` : "",
-    runs && job.seconds_left != null ? `${remaining(job.seconds_left)} left` : "",
-    runs ? "" : new Date(job.updated * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }),
+    isRunning && job.rate ? `${Number(job.rate.toFixed(job.rate < 10 ? 1 : 0)).toLocaleString()} images/s` : "",
+    isRunning && job.seconds_left != null ? `${formatDuration(job.seconds_left)} left` : "",
+    isRunning ? "" : new Date(job.updated * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }),
     job.message,
   ].filter(Boolean).join(" · ");
   return node;
 }
 
-/** The share done; before the source was counted it is unknown, and the bar says so. */
+/** Shows the progress; the bar is indeterminate until the source has been counted. */
 function setProgress(bar, { done, total }) {
   if (total) Object.assign(bar, { max: total, value: done });
   else bar.removeAttribute("value");
 }
 
-const remaining = (seconds) => seconds < 90 ? `${Math.ceil(seconds)} s` : `${Math.round(seconds / 60)} min`;
+const formatDuration = (seconds) => seconds < 90 ? `${Math.ceil(seconds)} s` : `${Math.round(seconds / 60)} min`;
 
-// --- opening and closing --------------------------------------------------------------------------------
+// --- open and close -------------------------------------------------------------------------------------
 
 const panel = element("panel");
 document.addEventListener("click", (event) => {
@@ -144,7 +144,7 @@ panel.addEventListener("keydown", (event) => {
   panel.open = false;
   panel.querySelector("summary").focus();
 });
-element("forget").addEventListener("click", () => {
+element("forget-key").addEventListener("click", () => {
   forgetKey();
   location.reload();
 });

@@ -1,4 +1,4 @@
-"""A shop's containers as its operator handles them: through compose, and from outside over HTTP."""
+"""The containers of a shop, controlled through compose and called over HTTP."""
 
 import os
 import socket
@@ -12,39 +12,40 @@ import httpx
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import tiny_photo, write_tiny_source
 
-PATIENCE = 120
-"""Seconds for a container to get somewhere; machines that test have little to give."""
+TIMEOUT_SECONDS = 120
+"""Long enough for a container on a busy machine."""
 
 
 class Engine(NamedTuple):
     """The commands of a container engine."""
 
     command: list[str]
-    composing: list[str]
+    compose_command: list[str]
 
-    def run(self, *words: str) -> str:
-        """A command of the engine itself."""
-        return _output([*self.command, *words], {})
+    def run(self, *arguments: str) -> str:
+        """Runs a command of the engine and returns its output."""
+        return _output([*self.command, *arguments], {})
 
-    def compose(self, project: Path, *words: str, **variables: str) -> str:
-        """A command of compose, over the file that the project delivers."""
-        return _output([*self.composing, "--file", str(project / "deploy" / "compose.yaml"), *words], variables)
+    def compose(self, project: Path, *arguments: str, **variables: str) -> str:
+        """Runs a compose command with the file of the project and returns its output."""
+        return _output(
+            [*self.compose_command, "--file", str(project / "deploy" / "compose.yaml"), *arguments], variables
+        )
 
 
 def _output(command: list[str], variables: dict[str, str]) -> str:
-    done = subprocess.run(
+    result = subprocess.run(
         command, env={**os.environ, **variables}, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout}\n{result.stderr}"
+    return result.stdout
 
 
 class Shop:
-    """One project of the compose file, with volumes of its own, a small catalogue and two bundles."""
+    """A compose project with its own volumes, a small catalogue and two bundles."""
 
     def __init__(self, engine: Engine, project: Path, image: str, folder: Path) -> None:
         self._engine, self._project = engine, project
-        self._address = ""
         write_tiny_source(folder / "shop")
         make_tiny_bundle(folder / "bundles" / "bundle")
         make_tiny_bundle(folder / "bundles" / "new", grid=8)
@@ -59,44 +60,44 @@ class Shop:
             "BUNDLES": str(folder / "bundles"),
         }
 
-    def compose(self, *words: str, **variables: str) -> str:
-        return self._engine.compose(self._project, *words, **{**self._variables, **variables})
+    def compose(self, *arguments: str, **variables: str) -> str:
+        return self._engine.compose(self._project, *arguments, **{**self._variables, **variables})
 
-    def job(self, *words: str, **variables: str) -> str:
-        """What a container that is there for one command says."""
-        return self.compose("--profile", "jobs", "run", "-T", "--rm", *words, **variables)
+    def job(self, *arguments: str, **variables: str) -> str:
+        """Runs a command in a container of its own and returns its output."""
+        return self.compose("--profile", "jobs", "run", "-T", "--rm", *arguments, **variables)
 
-    def inside(self, script: str) -> str:
-        """What a script says within the service's container."""
+    def run_inside(self, script: str) -> str:
+        """Runs a script in the container of the service and returns its output."""
         return self.compose("exec", "-T", "serve", "sh", "-c", script)
 
     def get(self, path: str, key: str = "") -> httpx.Response:
         return httpx.get(self._address + path, headers={"X-API-Key": key} if key else {}, timeout=60)
 
-    def found(self, key: str) -> str:
-        """The item that a new photo of the blue ball finds first."""
-        answer = httpx.post(
+    def search(self, key: str) -> str:
+        """Searches with a new photo of the blue ball and returns the id of the first item."""
+        response = httpx.post(
             f"{self._address}/v1/search", files={"image": tiny_photo(2, 3)}, headers={"X-API-Key": key}, timeout=60
         )
-        assert answer.status_code == 200, answer.text
-        return str(answer.json()["items"][0]["id"])
+        assert response.status_code == 200, response.text
+        return str(response.json()["items"][0]["id"])
 
     def wait_until(self, path: str, status: int) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while (answer := self._answer(path)) != status:
-            assert time.monotonic() < deadline, f"{path} answers {answer}: {self.compose('logs', 'serve')}"
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while (actual := self._status_of(path)) != status:
+            assert time.monotonic() < deadline, f"{path} returns {actual}: {self.compose('logs', 'serve')}"
             time.sleep(0.2)
 
-    def _answer(self, path: str) -> int | str:
+    def _status_of(self, path: str) -> int | str:
         try:
             return self.get(path).status_code
         except httpx.TransportError as error:
             return str(error)
 
     def wait_for_bundle(self, bundle_id: str, key: str) -> None:
-        """Until the service embeds with a bundle that went live."""
-        deadline = time.monotonic() + PATIENCE
+        """Waits until the service embeds with this bundle."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
         while (bundle := self.get("/v1/status", key).json()["bundle"])["id"] != bundle_id:
             assert time.monotonic() < deadline, bundle
-            self.get("/readyz")  # whoever asks makes the service look
+            self.get("/readyz")  # makes the service check the gallery
             time.sleep(0.2)

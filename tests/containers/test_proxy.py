@@ -1,4 +1,4 @@
-"""The proxies that are delivered, in front of a real service: addresses, uploads and events pass as they are."""
+"""Tests of the shipped proxy configurations in front of a real service: URLs, uploads and events pass unchanged."""
 
 import io
 import json
@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 
 from index.gallery.jobs import opened_jobs
-from tests.support.processes import serving
+from tests.support.processes import run_server
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
 
@@ -30,43 +30,44 @@ def free_port() -> int:
 
 
 def program(name: str) -> str:
-    found = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
-    if not found:
+    path = shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")
+    if not path:
         pytest.skip(f"{name} is not installed; Debian: apt-get install {name}.")
-    return found
+    return path
 
 
 def caddy(folder: Path, upstream: str) -> tuple[list[str], dict[str, str], str]:
-    """Caddy, without a certificate: it would want the ports 80 and 443."""
+    """Returns the command of Caddy without a certificate, which would need the ports 80 and 443."""
     address = f"http://localhost:{free_port()}"
     command = [program("caddy"), "run", "--adapter", "caddyfile", "--config", str(PROXY / "Caddyfile")]
     return command, {"DOMAIN": address, "UPSTREAM": upstream, "HOME": str(folder)}, address
 
 
 def nginx(folder: Path, upstream: str) -> tuple[list[str], dict[str, str], str]:
-    """nginx, with a certificate that nobody signed."""
-    port, place = free_port(), f"{folder}/search.example.com"
+    """Returns the command of nginx with a self-signed certificate."""
+    port, certificate = free_port(), f"{folder}/search.example.com"
     subprocess.run(
         f"{program('openssl')} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 "
-        f"-subj /CN=localhost -addext subjectAltName=DNS:localhost -keyout {place}.key -out {place}.pem".split(),
+        "-subj /CN=localhost -addext subjectAltName=DNS:localhost "
+        f"-keyout {certificate}.key -out {certificate}.pem".split(),
         check=True,
         capture_output=True,
     )
     site = (PROXY / "nginx.conf").read_text()
-    for delivered, here in (
+    for shipped, replacement in (
         ("listen 443 ssl", f"listen 127.0.0.1:{port} ssl"),
-        ("/etc/ssl/certs/search.example.com", place),
-        ("/etc/ssl/private/search.example.com", place),
+        ("/etc/ssl/certs/search.example.com", certificate),
+        ("/etc/ssl/private/search.example.com", certificate),
         ("127.0.0.1:8000", upstream),
     ):
-        assert delivered in site
-        site = site.replace(delivered, here)
+        assert shipped in site
+        site = site.replace(shipped, replacement)
     (folder / "site.conf").write_text(site)
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-    places = "".join(f"{kind}_temp_path {folder}/{kind}; " for kind in kinds)
+    paths = "".join(f"{kind}_temp_path {folder}/{kind}; " for kind in kinds)
     (folder / "nginx.conf").write_text(
         f"user root; daemon off; pid {folder}/pid; events {{}} "
-        f"http {{ access_log off; {places} include {folder}/site.conf; }}"
+        f"http {{ access_log off; {paths} include {folder}/site.conf; }}"
     )
     command = [program("nginx"), "-e", f"{folder}/errors", "-c", f"{folder}/nginx.conf"]
     return command, {}, f"https://localhost:{port}"
@@ -80,23 +81,23 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=[caddy, nginx])
 def client(
-    request: pytest.FixtureRequest, asked_for: None, gallery: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, containers_enabled: None, gallery: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
-    """A client on the far side of a proxy."""
-    with serving("serve", "--gallery", gallery) as service:
+    """Returns a client that connects through a proxy."""
+    with run_server("serve", "--gallery", gallery) as service:
         command, variables, address = request.param(tmp_path_factory.mktemp("proxy"), service.removeprefix("http://"))
         with (
-            running(command, variables) as process,
+            run_proxy(command, variables) as process,
             httpx.Client(base_url=address, verify=False, timeout=60) as client,
         ):
-            while not answers(client):
+            while not is_healthy(client):
                 assert process.poll() is None, "the proxy ended"
                 time.sleep(0.1)
             yield client
 
 
 @contextmanager
-def running(command: list[str], variables: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+def run_proxy(command: list[str], variables: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
     process = subprocess.Popen(command, env={**os.environ, **variables})
     try:
         yield process
@@ -105,38 +106,38 @@ def running(command: list[str], variables: dict[str, str]) -> Iterator["subproce
         process.wait(30)
 
 
-def answers(client: httpx.Client) -> bool:
+def is_healthy(client: httpx.Client) -> bool:
     try:
         return client.get("/healthz").status_code == 200
     except httpx.TransportError:
         return False
 
 
-def test_an_item_with_a_slash_in_its_id_is_reached(client: httpx.Client) -> None:
+def test_item_id_with_a_slash_passes_the_proxy(client: httpx.Client) -> None:
     for name in ("kitchen%2Fmug%2003", "a%252Fb", "..%2F..%2Fmug"):
-        written = client.put(f"/v1/items/{name}", json={"title": name})
-        assert written.status_code in (200, 201), written.text
+        response = client.put(f"/v1/items/{name}", json={"title": name})
+        assert response.status_code in (200, 201), response.text
         assert client.get(f"/v1/items/{name}").json()["title"] == name
     assert client.get("/v1/items/kitchen/mug%2003").status_code == 404
 
 
-def photo_of(size: int) -> bytes:
-    """A photo of nearly so many bytes, as large ones come: uncompressed."""
+def large_photo(size: int) -> bytes:
+    """Returns an uncompressed photo of about this many bytes."""
     out = io.BytesIO()
     Image.new("RGB", (2000, size // 6000), "blue").save(out, "BMP")
     return out.getvalue()
 
 
-def test_the_largest_photo_passes_and_a_larger_one_is_refused_by_the_service(client: httpx.Client) -> None:
-    sent = {"content-type": "image/bmp"}
-    largest = photo_of(20 * MEBI - 10_000)
+def test_largest_photo_passes_and_a_larger_one_is_refused_by_the_service(client: httpx.Client) -> None:
+    headers = {"content-type": "image/bmp"}
+    largest = large_photo(20 * MEBI - 10_000)
     assert len(largest) > 19.9 * MEBI
-    assert client.post("/v1/search", content=largest, headers=sent).status_code == 200
-    refused = client.post("/v1/search", content=photo_of(20 * MEBI + 100_000), headers=sent)
+    assert client.post("/v1/search", content=largest, headers=headers).status_code == 200
+    refused = client.post("/v1/search", content=large_photo(20 * MEBI + 100_000), headers=headers)
     assert refused.status_code == 413 and refused.json()["type"] == "/problems/body-too-large"
 
 
-def test_the_events_of_a_job_come_while_it_runs(client: httpx.Client, gallery: Path) -> None:
+def test_events_of_a_job_are_streamed_while_it_runs(client: httpx.Client, gallery: Path) -> None:
     with opened_jobs(gallery) as history:
         job = history.begin("catalogue.csv", "b" * 16)
         job.hold()
@@ -148,7 +149,7 @@ def test_the_events_of_a_job_come_while_it_runs(client: httpx.Client, gallery: P
             assert next(lines) == "event: ended"
 
 
-def test_a_photo_finds_its_product_through_the_proxy(client: httpx.Client) -> None:
-    answer = client.post("/v1/search", files={"image": tiny_photo(2, 3)}).json()
-    assert answer["items"][0]["id"] == "ball-blue"
-    assert client.get(answer["items"][0]["image"]["url"]).headers["content-type"] == "image/jpeg"
+def test_search_works_through_the_proxy(client: httpx.Client) -> None:
+    results = client.post("/v1/search", files={"image": tiny_photo(2, 3)}).json()
+    assert results["items"][0]["id"] == "ball-blue"
+    assert client.get(results["items"][0]["image"]["url"]).headers["content-type"] == "image/jpeg"

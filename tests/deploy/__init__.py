@@ -1,1 +1,1 @@
-"""What is shipped to run the service elsewhere: every file there is checked against the service itself."""
+"""Tests of the deployment files: each is checked against the service itself."""

@@ -1,4 +1,4 @@
-"""The shipped alerts and dashboard, as the tests read them."""
+"""The shipped alerts and dashboard, parsed."""
 
 import json
 import re
@@ -20,30 +20,30 @@ ALERTS: list[dict[str, Any]] = [
 
 
 def panels() -> Iterator[dict[str, Any]]:
-    """The panels that show something; rows only part them."""
+    """Returns the panels of the dashboard without its rows."""
     return (panel for panel in DASHBOARD["panels"] if panel["type"] != "row")
 
 
 def expressions() -> dict[str, str]:
-    """Every expression by the place where it stands, with Grafana's own variables filled in."""
-    asked = {f"alert {rule['alert']}": rule["expr"] for rule in ALERTS}
+    """Returns every expression by the name of its alert or panel, with Grafana's variables filled in."""
+    found = {f"alert {rule['alert']}": rule["expr"] for rule in ALERTS}
     for panel in panels():
         for target in panel["targets"]:
             filled = target["expr"].replace("$instance", ".*").replace("$__rate_interval", "30s")
-            asked[f"panel {panel['title']} {target['refId']}"] = filled
-    return asked
-
-
-def program(name: str) -> str:
-    """A program of Prometheus, or the test is skipped."""
-    found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not on this machine (Debian: apt-get install prometheus)")
+            found[f"panel {panel['title']} {target['refId']}"] = filled
     return found
 
 
+def program(name: str) -> str:
+    """Returns the path of a program of Prometheus, or skips the test."""
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed (Debian: apt-get install prometheus)")
+    return path
+
+
 def metrics_of(expression: str) -> set[str]:
-    """The names of metrics in an expression: what is left of its words without labels, functions and operators."""
+    """Returns the names of the metrics in an expression: its words without labels, functions and operators."""
     for other in (r'"[^"]*"', r"\{[^}]*\}|\[[^]]*\]", r"\b(by|on)\s*\([^)]*\)"):
         expression = re.sub(other, "", expression)
     return set(re.findall(r"[a-zA-Z_]\w*\b(?!\s*\()", expression)) - {"and", "or", "unless"}

@@ -1,4 +1,4 @@
-"""The manifests are valid, and name only paths, settings and commands that the service has."""
+"""Tests of the manifests: they are valid and name only paths, settings and commands that exist."""
 
 import os
 import re
@@ -26,8 +26,8 @@ from tests.support.tiny_gallery import tiny_photo, write_tiny_source
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
-OLDEST = "1.31"
-"""The first version in which all that is used is stable."""
+OLDEST_VERSION = "1.31"
+"""The first version in which every field that is used is stable."""
 
 
 def read(name: str) -> list[Any]:
@@ -45,12 +45,12 @@ SETTINGS: dict[str, str] = OBJECTS["ConfigMap/lookalike-settings"]["data"]
 
 
 def container(pod: dict[str, Any]) -> Any:
-    (one,) = pod["spec"]["containers"]
-    return one
+    (single,) = pod["spec"]["containers"]
+    return single
 
 
-@pytest.mark.parametrize("version", [OLDEST, kubernetes_validate.latest_version()])
-def test_every_object_is_valid_to_the_last_field(version: str) -> None:
+@pytest.mark.parametrize("version", [OLDEST_VERSION, kubernetes_validate.latest_version()])
+def test_every_object_is_valid(version: str) -> None:
     for each in OBJECTS.values():
         kubernetes_validate.validate(each, version, strict=True)
     misspelt = {**OBJECTS["Service/lookalike"], "spec": {"selectors": {}}}
@@ -58,7 +58,7 @@ def test_every_object_is_valid_to_the_last_field(version: str) -> None:
         kubernetes_validate.validate(misspelt, version, strict=True)
 
 
-def test_the_kustomization_takes_every_file_and_the_released_image() -> None:
+def test_kustomization_has_every_file_and_the_released_image() -> None:
     assert {path.name for path in FOLDER.glob("*.yaml")} == {"kustomization.yaml", *KUSTOMIZATION["resources"]}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (image,) = KUSTOMIZATION["images"]
@@ -67,10 +67,10 @@ def test_the_kustomization_takes_every_file_and_the_released_image() -> None:
     assert not any("namespace" in each["metadata"] for each in OBJECTS.values())
 
 
-def test_kubectl_builds_the_kustomization_and_the_overlay_of_the_page(tmp_path: Path) -> None:
+def test_kubectl_builds_the_kustomization_and_the_documented_overlay(tmp_path: Path) -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None:
-        pytest.skip("kubectl is not on this machine")
+        pytest.skip("kubectl is not installed")
     page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
     (overlay,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
     shutil.copytree(FOLDER, tmp_path / "kubernetes")
@@ -78,15 +78,15 @@ def test_kubectl_builds_the_kustomization_and_the_overlay_of_the_page(tmp_path: 
     (tmp_path / "cluster" / "kustomization.yaml").write_text(overlay)
     for folder in (FOLDER, tmp_path / "cluster"):
         built = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True, check=True).stdout
-        made = {f"{each['kind']}/{each['metadata']['name']}": each for each in yaml.safe_load_all(built)}
-        assert set(made) == set(OBJECTS)
-        for each in made.values():
-            kubernetes_validate.validate(each, OLDEST, strict=True)
-    pod = made["Deployment/lookalike"]["spec"]["template"]
+        objects = {f"{each['kind']}/{each['metadata']['name']}": each for each in yaml.safe_load_all(built)}
+        assert set(objects) == set(OBJECTS)
+        for each in objects.values():
+            kubernetes_validate.validate(each, OLDEST_VERSION, strict=True)
+    pod = objects["Deployment/lookalike"]["spec"]["template"]
     assert container(pod)["image"].startswith("registry.example/lookalike:")
 
 
-def test_probes_ask_for_addresses_that_the_service_has() -> None:
+def test_probes_use_endpoints_of_the_service() -> None:
     paths = create_app(Settings(gallery="")).openapi()["paths"]
     serve = container(SERVE)
     (port,) = serve["ports"]
@@ -98,7 +98,7 @@ def test_probes_ask_for_addresses_that_the_service_has() -> None:
     assert rule["ports"] == [{"port": port["name"], "protocol": "TCP"}]
 
 
-def test_settings_are_real_and_fit_the_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_exist_and_match_the_mounts(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable, value in SETTINGS.items():
         assert variable.removeprefix(PREFIX).lower() in Settings.model_fields
         monkeypatch.setenv(variable, value)
@@ -108,7 +108,7 @@ def test_settings_are_real_and_fit_the_mounts(monkeypatch: pytest.MonkeyPatch) -
     assert settings.keys and mounts[str(settings.keys.parent)] == "keys"
 
 
-def test_variables_that_kubernetes_makes_of_a_service_are_kept_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_service_links_of_kubernetes_are_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     name = OBJECTS["Service/lookalike"]["metadata"]["name"]
     monkeypatch.setenv(f"{name.upper()}_PORT", "tcp://10.0.0.1:80")
     with pytest.raises(SettingsError):
@@ -116,17 +116,17 @@ def test_variables_that_kubernetes_makes_of_a_service_are_kept_out(monkeypatch: 
     assert all(pod["spec"]["enableServiceLinks"] is False for pod in PODS.values())
 
 
-def test_a_pod_that_ends_has_time_to_send_its_clients_elsewhere_and_to_finish() -> None:
+def test_grace_period_covers_draining_and_requests_in_progress() -> None:
     drain, readiness = float(SETTINGS["LOOKALIKE_DRAIN_SECONDS"]), container(SERVE)["readinessProbe"]
     assert drain > readiness["periodSeconds"] * readiness["failureThreshold"]
     assert SERVE["spec"]["terminationGracePeriodSeconds"] >= drain + run._SHUTDOWN_SECONDS + 10
 
 
-def test_service_and_job_share_the_volume_of_one_node() -> None:
+def test_service_and_job_share_a_volume_on_one_node() -> None:
     labels = SERVE["metadata"]["labels"]
     for pod in PODS.values():
-        (near,) = pod["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-        assert near == {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
+        (affinity,) = pod["spec"]["affinity"]["podAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        assert affinity == {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels}}
         (claim,) = [each["persistentVolumeClaim"] for each in pod["spec"]["volumes"] if each["name"] == "data"]
         assert claim == {"claimName": "lookalike-data"}
     assert OBJECTS["PersistentVolumeClaim/lookalike-data"]["spec"]["accessModes"] == ["ReadWriteOnce"]
@@ -136,59 +136,59 @@ def test_service_and_job_share_the_volume_of_one_node() -> None:
         OBJECTS["NetworkPolicy/lookalike-serve"]["spec"]["podSelector"]["matchLabels"],
     ):
         assert selector == labels
-    shut = OBJECTS["NetworkPolicy/lookalike-reindex"]["spec"]["podSelector"]["matchLabels"]
-    assert shut == PODS["reindex"]["metadata"]["labels"] != labels
+    isolated = OBJECTS["NetworkPolicy/lookalike-reindex"]["spec"]["podSelector"]["matchLabels"]
+    assert isolated == PODS["reindex"]["metadata"]["labels"] != labels
 
 
 @pytest.mark.parametrize("name", PODS)
-def test_pods_have_no_more_rights_than_they_need(name: str) -> None:
-    pod, one = PODS[name]["spec"], container(PODS[name])
+def test_pods_have_minimal_privileges(name: str) -> None:
+    pod, pod_container = PODS[name]["spec"], container(PODS[name])
     user = re.findall(r"^USER (\d+):(\d+)$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
     context = pod["securityContext"]
     assert {(str(context["runAsUser"]), str(context["runAsGroup"]))} == set(user)
     assert context["runAsNonRoot"] and context["fsGroup"] == context["runAsGroup"]
     assert context["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert one["securityContext"] == {
+    assert pod_container["securityContext"] == {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
     assert pod["automountServiceAccountToken"] is False
-    assert set(one["resources"]["limits"]) == set(one["resources"]["requests"]) == {"cpu", "memory"}
-    writable = {mount["mountPath"] for mount in one["volumeMounts"] if not mount.get("readOnly")}
+    assert set(pod_container["resources"]["limits"]) == set(pod_container["resources"]["requests"]) == {"cpu", "memory"}
+    writable = {mount["mountPath"] for mount in pod_container["volumeMounts"] if not mount.get("readOnly")}
     assert writable == {"/data", "/tmp"}
 
 
-def job_line() -> list[str]:
-    """The job's arguments after `lookalike reindex`, with the variables that the kubelet fills in."""
-    one = container(JOB["template"])
-    (source,) = one["envFrom"]
+def job_arguments() -> list[str]:
+    """Returns the arguments of the job after `lookalike reindex`, with its variables filled in as the kubelet does."""
+    job = container(JOB["template"])
+    (source,) = job["envFrom"]
     values = OBJECTS[f"ConfigMap/{source['configMapRef']['name']}"]["data"]
-    assert one["command"] == ["lookalike", "reindex"]
-    return [re.sub(r"\$\((\w+)\)", lambda found: str(values[found[1]]), argument) for argument in one["args"]]
+    assert job["command"] == ["lookalike", "reindex"]
+    return [re.sub(r"\$\((\w+)\)", lambda found: str(values[found[1]]), argument) for argument in job["args"]]
 
 
-def test_the_command_line_takes_what_the_job_says() -> None:
+def test_command_line_accepts_the_arguments_of_the_job() -> None:
     command: Any = typer.main.get_command(app)
-    told = command.commands["reindex"].make_context("reindex", job_line()).params
-    assert told["source"] == ["/data/shop/catalogue.csv"] and told["delete_missing"]
-    assert str(told["gallery"]) == SETTINGS["LOOKALIKE_GALLERY"]
-    assert all(str(told[name]).startswith("/data/") for name in ("bundle", "rejects"))
-    (wrong, _) = JOB["podFailurePolicy"]["rules"]
-    told_apart = wrong["onExitCodes"]
+    parameters = command.commands["reindex"].make_context("reindex", job_arguments()).params
+    assert parameters["source"] == ["/data/shop/catalogue.csv"] and parameters["delete_missing"]
+    assert str(parameters["gallery"]) == SETTINGS["LOOKALIKE_GALLERY"]
+    assert all(str(parameters[name]).startswith("/data/") for name in ("bundle", "rejects"))
+    (no_retry, _) = JOB["podFailurePolicy"]["rules"]
+    exit_codes = no_retry["onExitCodes"]
     page = (ROOT / "docs" / "reindex.md").read_text(encoding="utf-8")
-    assert told_apart["containerName"] == container(JOB["template"])["name"]
-    assert all(f"\n| {code} |" in page for code in told_apart["values"])
+    assert exit_codes["containerName"] == container(JOB["template"])["name"]
+    assert all(f"\n| {code} |" in page for code in exit_codes["values"])
 
 
-def test_the_pods_commands_run_as_written(tmp_path: Path) -> None:
-    """The service starts over an empty volume and waits; the job fills it; the service follows."""
+def test_commands_of_the_pods_run_as_written(tmp_path: Path) -> None:
+    """The service starts with an empty volume and is not ready until the job has filled it."""
     data = tmp_path / "data"
     write_tiny_source(data / "shop")
     make_tiny_bundle(data / "bundles" / "bundle")
     (tmp_path / "keys").mkdir()
     headers = {"X-API-Key": KeyRing(tmp_path / "keys" / "keys.json").create("shop", ["search"])}
-    variables = {name: placed(value, tmp_path) for name, value in SETTINGS.items()}
+    variables = {name: map_volumes(value, tmp_path) for name, value in SETTINGS.items()}
     command = [sys.executable, "-m", *container(SERVE)["command"], "--host", "127.0.0.1", "--port", "0"]
     environment = {**os.environ, **variables, "LOOKALIKE_DRAIN_SECONDS": "0"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -198,21 +198,21 @@ def test_the_pods_commands_run_as_written(tmp_path: Path) -> None:
             assert found
             probes = {path: httpx.get(found[0] + path).status_code for path in ("/healthz", "/readyz")}
             assert probes == {"/healthz": 200, "/readyz": 503}
-            line = [placed(argument, tmp_path) for argument in job_line()]
-            subprocess.run([sys.executable, "-m", "lookalike", "reindex", *line], check=True, capture_output=True)
+            arguments = [map_volumes(argument, tmp_path) for argument in job_arguments()]
+            subprocess.run([sys.executable, "-m", "lookalike", "reindex", *arguments], check=True, capture_output=True)
             deadline = time.monotonic() + 60
             while httpx.get(f"{found[0]}/readyz").status_code != 200:
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
-            answer = httpx.post(f"{found[0]}/v1/search", files={"image": tiny_photo(2, 5)}, headers=headers)
-            assert answer.json()["items"][0]["id"] == "ball-blue"
+            response = httpx.post(f"{found[0]}/v1/search", files={"image": tiny_photo(2, 5)}, headers=headers)
+            assert response.json()["items"][0]["id"] == "ball-blue"
         finally:
             process.terminate()
     assert process.returncode in (0, -15)
 
 
-def test_a_service_follows_keys_that_kubernetes_replaces(tmp_path: Path) -> None:
-    """The kubelet mounts a Secret as links to a folder, and turns the link of the folder."""
+def test_key_ring_follows_keys_that_kubernetes_replaces(tmp_path: Path) -> None:
+    """The kubelet mounts a Secret as links into a folder that is itself a link, and replaces that link."""
     keys = tmp_path / "keys.json"
     keys.symlink_to("..data/keys.json")
     tokens = []
@@ -226,6 +226,6 @@ def test_a_service_follows_keys_that_kubernetes_replaces(tmp_path: Path) -> None
     assert not ring.verify(tokens[0])
 
 
-def placed(value: str, root: Path) -> str:
-    """A value of the manifests, with the pod's volumes under a folder of this test."""
+def map_volumes(value: str, root: Path) -> str:
+    """Returns a value of the manifests with the volumes of the pod moved to a folder of this test."""
     return re.sub("(^|=)/(data|keys)/", rf"\1{root}/\2/", value)

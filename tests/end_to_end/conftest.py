@@ -1,4 +1,4 @@
-"""A browser, and a service for it over a small gallery: for the tests of the page."""
+"""Fixtures of the tests of the web page: a browser, and a service over a small gallery."""
 
 import shutil
 from collections.abc import Iterator
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.support.pages import MOST_BYTES, opened
-from tests.support.processes import serving
+from tests.support.pages import MAX_BYTES, open_page
+from tests.support.processes import run_server
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import COLOURS, make_tiny_gallery, tiny_photo
 
@@ -19,7 +19,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 def browser() -> Iterator[Browser]:
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
-        pytest.skip("no Chromium or Chrome on the PATH: install one, for example with `apt install chromium`")
+        pytest.skip("Chromium or Chrome is not on the PATH: apt install chromium")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         yield browser
@@ -34,20 +34,20 @@ def gallery(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(gallery: Path) -> Iterator[str]:
-    """Of a service over the gallery."""
+    """Returns the address of a service over the gallery."""
     examples = gallery.with_name("examples")
     examples.mkdir()
     for number, colour in enumerate(COLOURS):
         (examples / f"{colour}.jpg").write_bytes(tiny_photo(number, 6))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOOKALIKE_MAX_BODY_BYTES", str(MOST_BYTES))
+        patch.setenv("LOOKALIKE_MAX_BODY_BYTES", str(MAX_BYTES))
         patch.setenv("LOOKALIKE_LOG_LEVEL", "warning")
-        with serving("serve", "--gallery", gallery, "--examples", examples) as address:
+        with run_server("serve", "--gallery", gallery, "--examples", examples) as address:
             yield address
 
 
 @pytest.fixture
 def page(browser: Browser, address: str) -> Iterator[Page]:
-    with opened(browser, address) as page:
+    with open_page(browser, address) as page:
         page.goto(address)
         yield page

@@ -1,4 +1,4 @@
-"""Two processes that share a batch learn what one process learns from the whole of it."""
+"""Tests of distributed training: two processes that share a batch learn what one process learns from all of it."""
 
 import subprocess
 import sys
@@ -10,6 +10,8 @@ import torch
 from tests.support.tiny_gallery import COLOURS, tiny_photo, write_tiny_folder
 from training.checkpoints import RunFolder
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = (
     "epochs=2",
     "preprocessing={resize: 36, input_size: 32}",
@@ -19,28 +21,26 @@ SETTINGS = (
     "device=cpu",
     "workers=0",
 )
+# The second case freezes the backbone in its first epoch, accumulates gradients and selects by held-out classes.
+VARIANT = ("schedule.warm_up_epochs=1", "optimiser.accumulation=2", "selection.validation_share=0.4", "test_every=0")
 
 
-# The second rests the backbone in its first epoch, accumulates gradients and chooses its epoch by held-out classes.
-OTHERS = ("schedule.warm_up_epochs=1", "optimiser.accumulation=2", "selection.validation_share=0.4", "test_every=0")
-
-
-@pytest.mark.parametrize(("loss", "others"), [("proxy_isa", ()), ("proxy_anchor", OTHERS)])
-def test_two_processes_equal_one(tmp_path: Path, loss: str, others: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("loss", "variant"), [("proxy_isa", ()), ("proxy_anchor", VARIANT)])
+def test_two_processes_equal_one(tmp_path: Path, loss: str, variant: tuple[str, ...]) -> None:
     photos = write_tiny_folder(tmp_path / "photos")
-    settings = [part for setting in (*SETTINGS, f"loss.name={loss}", *others) for part in ("--set", setting)]
+    settings = [part for setting in (*SETTINGS, f"loss.name={loss}", *variant) for part in ("--set", setting)]
     module = ["-m", "lookalike", "train", "--data", f"folder:{photos}", *settings]
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    # The queue is filled and filters from the first steps on, so that every part of the loss's state takes part.
+    # The queue filters from the first steps on, so that every part of the state of the loss is used.
     if loss == "proxy_isa":
         module += ["--set", "loss.settings={queue_start: 1, filter_start: 2, volume: 5}"]
     for name, launcher in (("one", []), ("two", torchrun)):
         command = [sys.executable, *launcher, *module, "--out", str(tmp_path / name)]
-        told = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        assert told.returncode == 0, told.stderr
-        assert told.stdout.count("untrained") == 1, "one process speaks"
+        result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.count("untrained") == 1, "one process prints"
     first, second = (RunFolder(tmp_path / name) for name in ("one", "two"))
-    assert second.result()["map@r"] == pytest.approx(first.result()["map@r"], abs=0.1), "each measures a part"
+    assert second.result()["map@r"] == pytest.approx(first.result()["map@r"], abs=0.1), "each evaluates a part"
     assert first.history()[0]["recall@8"] == second.history()[0]["recall@8"], "in the order of the photos"
     one, two = first.load_checkpoint(), second.load_checkpoint()
     assert one and two
@@ -48,13 +48,13 @@ def test_two_processes_equal_one(tmp_path: Path, loss: str, others: tuple[str, .
         for name, value in one["work"][part].items():
             other = two["work"][part][name]
             if isinstance(value, torch.Tensor) and value.is_floating_point():
-                # Sums over half batches round otherwise, and Adam turns the sign of a tiny gradient into a whole step.
+                # Sums over half batches round differently, and Adam turns the sign of a tiny gradient into a full step.
                 assert (value - other).norm() <= 3e-3 * value.norm() + 1e-6, f"{part}.{name}"
             elif isinstance(value, torch.Tensor):
                 assert torch.equal(value, other), f"{part}.{name}"
 
 
-def test_two_processes_train_all_folds_of_a_protocol(tmp_path: Path) -> None:
+def test_two_processes_train_all_folds(tmp_path: Path) -> None:
     photos = write_tiny_folder(tmp_path / "photos")
     for number, colour in enumerate(COLOURS):  # twice as many classes, for eight to train on
         (photos / f"small-{colour}").mkdir()
@@ -72,7 +72,7 @@ def test_two_processes_train_all_folds_of_a_protocol(tmp_path: Path) -> None:
         "lookalike",
     ]
     command += ["train", "--data", f"folder:{photos}", "--protocol", "folds", "--out", str(tmp_path / "out"), *settings]
-    told = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.count("concatenated") == 1, "one process measures"
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("concatenated") == 1, "one process evaluates"
     assert (tmp_path / "out" / "folds.json").is_file()

@@ -1,4 +1,4 @@
-"""The examples of docs/search.md, each run as it stands against a real service."""
+"""Tests of the examples in docs/search.md, each run verbatim against a real service."""
 
 import json
 import os
@@ -18,14 +18,16 @@ from service.auth.api_keys import KeyRing
 from service.client import Client
 from service.schemas.search import SearchAnswer
 from service.settings import Settings
-from tests.support.processes import serving
+from tests.support.processes import run_server
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
+
+pytestmark = pytest.mark.slow
 
 PAGE = Path(__file__).parents[2] / "docs" / "search.md"
 ADDRESS = "http://127.0.0.1:8000"
 COMMANDS = {
-    # An HTTP error fails the example, and so does any line of it.
+    # An HTTP error fails the example, as does any failing line.
     "sh": [
         "bash",
         "-euc",
@@ -44,23 +46,23 @@ class Example(NamedTuple):
 
 
 def examples() -> list[Example]:
-    """The fenced blocks of the page, each with the line where it begins."""
+    """Returns the fenced blocks of the page, each with its first line."""
     page = PAGE.read_text(encoding="utf-8")
     blocks = re.finditer(r"^```(\w+)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     return [Example(found[1], page.count("\n", 0, found.start()) + 1, found[2]) for found in blocks]
 
 
-class Place(NamedTuple):
-    """Where the examples are run: a folder with a photo, a service without keys and one with them."""
+class Environment(NamedTuple):
+    """A folder with a photo, a service without keys and one with keys."""
 
     folder: Path
-    open: str
-    guarded: str
+    open_address: str
+    guarded_address: str
     key: str
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environment]:
     root = tmp_path_factory.mktemp("examples")
     (root / "photo.jpg").write_bytes(tiny_photo(2, 5))
     bundle = make_tiny_bundle(root / "bundle")
@@ -69,7 +71,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     serve = ("serve", "--gallery", gallery)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOOKALIKE_SOURCES", json.dumps({"catalogue": str(root / "gallery-source" / "catalogue.csv")}))
-        with serving(*serve) as without_keys, serving(*serve, "--keys", root / "keys.json") as with_keys:
+        with run_server(*serve) as without_keys, run_server(*serve, "--keys", root / "keys.json") as with_keys:
             with Client(without_keys) as client:
                 for number in (1, 2):
                     client.put_item(
@@ -77,45 +79,47 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
                         attributes={"category": "mug", "price": 10.0 * number},
                         images={"front": tiny_photo(2, number)},
                     )
-            yield Place(root, without_keys, with_keys, key)
+            yield Environment(root, without_keys, with_keys, key)
 
 
 @pytest.mark.parametrize(
-    "example", [it for it in examples() if it.language != "json"], ids=lambda it: f"line {it.line}"
+    "example", [block for block in examples() if block.language != "json"], ids=lambda block: f"line {block.line}"
 )
-def test_an_example_runs_as_it_stands(example: Example, place: Place) -> None:
+def test_example_runs_verbatim(example: Example, environment: Environment) -> None:
     command = COMMANDS[example.language]
     if not shutil.which(command[0]):
         pytest.skip(f"{command[0]} is not installed")
     needs_key = "LOOKALIKE_KEY" in example.text
-    text = example.text.replace(ADDRESS, place.guarded if needs_key else place.open)
-    assert text != example.text, "an example talks to the service"
-    environment = {**os.environ, "LOOKALIKE_KEY": place.key} if needs_key else None
-    told = subprocess.run(
-        [*command, text], cwd=place.folder, capture_output=True, text=True, timeout=60, check=False, env=environment
+    text = example.text.replace(ADDRESS, environment.guarded_address if needs_key else environment.open_address)
+    assert text != example.text, "every example calls the service"
+    variables = {**os.environ, "LOOKALIKE_KEY": environment.key} if needs_key else None
+    result = subprocess.run(
+        [*command, text], cwd=environment.folder, capture_output=True, text=True, timeout=60, check=False, env=variables
     )
-    assert told.returncode == 0, told.stderr + told.stdout
-    assert told.stdout.strip(), "an example shows something"
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert result.stdout.strip(), "every example prints something"
 
 
-def test_every_way_to_call_is_shown() -> None:
+def test_page_has_examples_in_every_language() -> None:
     assert {example.language for example in examples()} == {*COMMANDS, "json"}
 
 
-def test_the_answers_that_are_shown_have_the_shape_of_answers() -> None:
-    answer, problem = (json.loads(example.text) for example in examples() if example.language == "json")
-    assert set(SearchAnswer.model_validate(answer).model_dump()) == set(answer)
+def test_example_responses_match_the_schemas() -> None:
+    response, problem = (json.loads(example.text) for example in examples() if example.language == "json")
+    assert set(SearchAnswer.model_validate(response).model_dump()) == set(response)
     assert set(problems.Problem.model_validate(problem).model_dump()) == set(problem)
     search = create_app(Settings(gallery="none")).openapi()["paths"]["/v1/search"]["post"]
     described = search["responses"]["200"]["content"]["application/json"]["example"]
-    assert SearchAnswer.model_validate(described) == SearchAnswer.model_validate(answer), "one answer is shown"
+    assert SearchAnswer.model_validate(described) == SearchAnswer.model_validate(response), (
+        "the page and the OpenAPI description show the same response"
+    )
 
 
-def test_every_problem_is_told_with_its_status() -> None:
+def test_every_problem_is_documented_with_its_status() -> None:
     kinds = [kind for kind in vars(problems).values() if isinstance(kind, problems.Kind)]
     kinds += [*problems.IMAGES.values(), *problems.FETCHES.values()]
     rows = dict(re.findall(r"^\| (\d{3}) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     missing = [(kind.status, kind.slug) for kind in kinds if f"`{kind.slug}`" not in rows.get(str(kind.status), "")]
     assert missing == []
-    told = {slug for row in rows.values() for slug in re.findall(r"`([a-z-]+)`", row)}
-    assert told == {kind.slug for kind in kinds}
+    documented = {slug for row in rows.values() for slug in re.findall(r"`([a-z-]+)`", row)}
+    assert documented == {kind.slug for kind in kinds}

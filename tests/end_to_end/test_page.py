@@ -1,4 +1,4 @@
-"""The page in a real browser against a real server process."""
+"""Tests of the web page in a real browser against a real server process."""
 
 import json
 import re
@@ -10,9 +10,11 @@ from playwright.sync_api import Browser, Page, expect
 
 from index.gallery.jobs import opened_jobs
 from service.auth.api_keys import KeyRing
-from tests.support.pages import MOST_BYTES, cards, expect_first, give, opened, pair
-from tests.support.processes import serving
+from tests.support.pages import cards, expect_first, open_page, photo_of_two, upload
+from tests.support.processes import run_server
 from tests.support.tiny_gallery import COLOURS, tiny_photo
+
+pytestmark = pytest.mark.slow
 
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
@@ -20,7 +22,7 @@ OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clie
 # --- photos
 
 
-def test_a_chosen_photo_shows_its_product_first(page: Page) -> None:
+def test_chosen_photo_finds_its_product_first(page: Page) -> None:
     with page.expect_file_chooser() as chooser:
         page.get_by_text("Choose a photo").click()
     chooser.value.set_files({"name": "snap.jpg", "mimeType": "image/jpeg", "buffer": tiny_photo(2, 7)})
@@ -29,38 +31,38 @@ def test_a_chosen_photo_shows_its_product_first(page: Page) -> None:
     expect(best.locator(".title")).to_have_text("A blue ball")
     expect(best.locator(".facts")).to_have_text("Tiny · ball · blue")
     expect(best.locator(".price")).to_have_text("6.50")
-    expect(best.locator(".number")).to_have_text(re.compile(r"0\.\d\d"))
+    expect(best.locator(".score-value")).to_have_text(re.compile(r"0\.\d\d"))
     expect(page.get_by_role("img", name="The photo you are searching with")).to_be_visible()
     expect(page.get_by_role("status")).to_contain_text("The closest is A blue ball")
-    expect(page.locator("#times")).to_contain_text("embed")
+    expect(page.locator("#timings")).to_contain_text("embed")
     expect(page.get_by_role("button", name="Copy link")).to_be_hidden()
     assert best.locator("img").evaluate("image => image.decode().then(() => image.naturalWidth)") == 96
 
 
 @pytest.mark.parametrize("event", ["drop", "paste"])
-def test_a_photo_is_taken_by_drop_and_by_paste(page: Page, event: str) -> None:
+def test_photo_can_be_dropped_or_pasted(page: Page, event: str) -> None:
     page.evaluate(
         """([event, bytes]) => {
-            const held = new DataTransfer();
-            held.items.add(new File([new Uint8Array(bytes)], "snap.jpg", { type: "image/jpeg" }));
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([new Uint8Array(bytes)], "snap.jpg", { type: "image/jpeg" }));
             document.body.dispatchEvent(event === "drop"
-                ? new DragEvent("drop", { dataTransfer: held, bubbles: true, cancelable: true })
-                : new ClipboardEvent("paste", { clipboardData: held, bubbles: true }));
+                ? new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true })
+                : new ClipboardEvent("paste", { clipboardData: transfer, bubbles: true }));
         }""",
         [event, list(tiny_photo(3, 7))],
     )
     expect_first(page, "A yellow ball")
 
 
-def test_the_keyboard_alone_searches_and_looks_further(page: Page) -> None:
+def test_search_works_with_the_keyboard_alone(page: Page) -> None:
     expect(page.locator("#panel")).to_be_visible()
     page.keyboard.press("Tab")
-    expect(page.get_by_text("Skip to the content")).to_be_focused()
+    expect(page.get_by_text("Skip to content")).to_be_focused()
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
-    expect(page.locator("#choose")).to_be_focused()
-    assert page.locator("label:has(#choose)").evaluate("label => getComputedStyle(label).outlineStyle") == "solid"
-    page.keyboard.press("Tab")  # past the camera, which only phones show, to the first example
+    expect(page.locator("#upload")).to_be_focused()
+    assert page.locator("label:has(#upload)").evaluate("label => getComputedStyle(label).outlineStyle") == "solid"
+    page.keyboard.press("Tab")  # skips the camera, which only phones show
     expect(page.get_by_role("button", name="blue.jpg")).to_be_focused()
     page.keyboard.press("Enter")
     expect_first(page, "A blue ball")
@@ -72,8 +74,8 @@ def test_the_keyboard_alone_searches_and_looks_further(page: Page) -> None:
 # --- a part of the photo
 
 
-def test_a_box_drawn_on_the_photo_searches_for_that_part(page: Page) -> None:
-    give(page, pair(0, 2))
+def test_box_drawn_on_the_photo_searches_with_that_part(page: Page) -> None:
+    upload(page, photo_of_two(0, 2))
     expect(cards(page)).to_have_count(len(COLOURS))
     frame = page.locator("#frame").bounding_box()
     assert frame is not None and frame["width"] == pytest.approx(2 * frame["height"], abs=2)
@@ -82,41 +84,41 @@ def test_a_box_drawn_on_the_photo_searches_for_that_part(page: Page) -> None:
     page.mouse.move(frame["x"] + frame["width"] + 50, frame["y"] + frame["height"] + 50, steps=3)
     page.mouse.up()
     expect_first(page, "A blue ball")
-    expect(page.get_by_role("heading", name="Closest to this part")).to_be_visible()
+    expect(page.get_by_role("heading", name="Closest to the selected part")).to_be_visible()
     page.get_by_role("button", name="Whole photo").click()
     expect(page.get_by_role("heading", name="Closest matches")).to_be_visible()
     expect(page.locator("#box")).to_be_hidden()
 
 
 def test_arrow_keys_move_and_resize_the_box(page: Page) -> None:
-    give(page, pair(0, 2))
+    upload(page, photo_of_two(0, 2))
     page.get_by_role("button", name="Select a part").click()
     box = page.locator("#box")
     expect(box).to_be_focused()
     for _ in range(5):
         page.keyboard.press("Shift+ArrowLeft")
         page.keyboard.press("ArrowLeft")
-    expect(box).to_have_attribute("aria-label", "Part to search for: 10 to 60 % across, 20 to 80 % down")
+    expect(box).to_have_attribute("aria-label", "Selected part: 10 to 60 % across, 20 to 80 % down")
     for _ in range(6):
         page.keyboard.press("Shift+ArrowLeft")
     expect_first(page, "A red ball")
     for _ in range(40):
         page.keyboard.press("ArrowRight")
-    expect(box).to_have_attribute("aria-label", "Part to search for: 62 to 100 % across, 20 to 80 % down")
+    expect(box).to_have_attribute("aria-label", "Selected part: 62 to 100 % across, 20 to 80 % down")
     expect_first(page, "A blue ball")
     page.keyboard.press("Escape")
     expect(page.get_by_role("button", name="Select a part")).to_be_focused()
 
 
-# --- filters, more, links
+# --- filters, pages, links
 
 
-def test_filters_are_the_gallerys_attributes_and_narrow_the_search(page: Page) -> None:
+def test_filters_come_from_the_attributes_and_narrow_the_search(page: Page) -> None:
     page.get_by_role("button", name="red.jpg").click()
     colours = page.get_by_role("group", name="Colour")
     colours.get_by_role("button", name="2 more").click()
     expect(colours.get_by_role("checkbox")).to_have_count(len(COLOURS))
-    expect(page.get_by_role("group", name="Brand")).to_have_count(0)  # all have the same: nothing to choose
+    expect(page.get_by_role("group", name="Brand")).to_have_count(0)  # all items have the same brand
     for colour in ("green", "blue"):
         colours.get_by_text(colour).click()
     expect(cards(page)).to_have_count(2)
@@ -126,17 +128,17 @@ def test_filters_are_the_gallerys_attributes_and_narrow_the_search(page: Page) -
     expect(cards(page).locator(".title")).to_have_text(["A green ball"])
     price.get_by_label("at most").fill("1")
     price.get_by_label("at most").press("Enter")
-    expect(page.locator("#nothing")).to_contain_text("No item has everything that the filters ask for")
-    page.locator("#nothing").get_by_role("button", name="Clear all filters").click()
+    expect(page.locator("#no-results")).to_contain_text("No item matches all filters")
+    page.locator("#no-results").get_by_role("button", name="Clear all filters").click()
     expect(cards(page)).to_have_count(len(COLOURS))
     expect(colours.get_by_role("checkbox", checked=True)).to_have_count(0)
 
 
-def test_attributes_may_be_named_like_anything(browser: Browser, address: str) -> None:
+def test_attributes_may_be_named_like_javascript_properties(browser: Browser, address: str) -> None:
     choices = {"name": "constructor", "values": [["A", 3], ["B", 2]], "minimum": None, "maximum": None, "distinct": 2}
-    span = {"name": "toString", "values": [[1, 3], [2, 2]], "minimum": 1, "maximum": 2, "distinct": 2}
-    with opened(browser, address) as page:
-        page.route("**/v1/facets*", lambda route: route.fulfill(json={"facets": [choices, span]}))
+    numbers = {"name": "toString", "values": [[1, 3], [2, 2]], "minimum": 1, "maximum": 2, "distinct": 2}
+    with open_page(browser, address) as page:
+        page.route("**/v1/facets*", lambda route: route.fulfill(json={"facets": [choices, numbers]}))
         page.goto(address)
         page.get_by_role("button", name="red.jpg").click()
         group = page.get_by_role("group", name="Constructor")
@@ -147,8 +149,8 @@ def test_attributes_may_be_named_like_anything(browser: Browser, address: str) -
         expect(page.locator("#filter-count")).to_have_text("1")
 
 
-def test_more_like_this_searches_with_the_item_and_the_way_back_is_open(page: Page) -> None:
-    give(page, tiny_photo(0, 7))
+def test_more_like_this_searches_with_the_item_and_back_returns(page: Page) -> None:
+    upload(page, tiny_photo(0, 7))
     expect_first(page, "A red ball")
     with page.expect_request("**/v1/search") as sent:
         page.get_by_role("button", name="More like A green ball").click(force=True)
@@ -161,10 +163,10 @@ def test_more_like_this_searches_with_the_item_and_the_way_back_is_open(page: Pa
     expect_first(page, "A red ball")
     page.go_back()
     expect(page.get_by_role("heading", name="Seen something you like?")).to_be_visible()
-    expect(page.locator("#answer")).to_be_hidden()
+    expect(page.locator("#results-section")).to_be_hidden()
 
 
-def test_show_more_continues_where_the_answer_ended(page: Page, address: str) -> None:
+def test_show_more_appends_the_next_page(page: Page, address: str) -> None:
     page.goto(f"{address}/#example=red.jpg&top=3")
     expect(cards(page)).to_have_count(3)
     first = cards(page).locator(".title").all_inner_texts()
@@ -174,42 +176,42 @@ def test_show_more_continues_where_the_answer_ended(page: Page, address: str) ->
     assert titles[:3] == first and len(set(titles)) == len(COLOURS)
     expect(cards(page).nth(3).get_by_role("button")).to_be_focused()
     expect(page.get_by_role("button", name="Show more")).to_be_hidden()
-    expect(page.locator("#all")).to_have_text("That is all: 8 items.")
+    expect(page.locator("#end-of-results")).to_have_text("End of results: 8 items")
     assert page.url.endswith("top=15")
 
 
-def test_a_link_reproduces_the_search(page: Page, browser: Browser, address: str) -> None:
+def test_link_reproduces_the_search(page: Page, browser: Browser, address: str) -> None:
     wanted = {"colour": ["cyan", "orange"], "price": {"gte": 5}, "not": {"brand": "Other"}}
     page.goto(f"{address}/#item=ball-purple&filter={quote(json.dumps(wanted))}")
     expect(page.get_by_role("heading", name="More like A purple ball")).to_be_visible()
     expect(cards(page)).to_have_count(2)
     expect(page.get_by_role("checkbox", name="cyan")).to_be_checked()
     expect(page.get_by_label("at least")).to_have_value("5")
-    expect(page.locator("#beyond-text")).to_have_text('{"not":{"brand":"Other"}}')
+    expect(page.locator("#other-conditions-text")).to_have_text('{"not":{"brand":"Other"}}')
 
     page.get_by_role("button", name="red.jpg").click()
     page.get_by_role("button", name="Clear all filters").click()
     page.get_by_role("button", name="Select a part").click()
-    expect(page.get_by_role("heading", name="Closest to this part")).to_be_visible()
-    found = cards(page).locator(".number").all_inner_texts()
-    with opened(browser, address) as other:
+    expect(page.get_by_role("heading", name="Closest to the selected part")).to_be_visible()
+    scores = cards(page).locator(".score-value").all_inner_texts()
+    with open_page(browser, address) as other:
         other.goto(page.url)
-        expect(other.get_by_role("heading", name="Closest to this part")).to_be_visible()
+        expect(other.get_by_role("heading", name="Closest to the selected part")).to_be_visible()
         expect(other.locator("#box")).to_be_visible()
-        assert cards(other).locator(".number").all_inner_texts() == found
+        assert cards(other).locator(".score-value").all_inner_texts() == scores
 
 
-def test_a_damaged_link_says_so(page: Page, address: str) -> None:
+def test_invalid_link_shows_an_error(page: Page, address: str) -> None:
     page.goto(f"{address}/#example=red.jpg&filter=colour")
-    expect(page.get_by_role("alert")).to_contain_text("The link is damaged")
+    expect(page.get_by_role("alert")).to_contain_text("Invalid link")
     expect(page.get_by_role("alert")).to_contain_text("filter")
 
 
-# --- what goes wrong
+# --- errors
 
 
-def test_a_text_file_shows_what_is_wrong_and_what_to_do(page: Page) -> None:
-    give(page, b"not a photo", "notes.txt", "text/plain")
+def test_text_file_shows_an_error_and_its_remedy(page: Page) -> None:
+    upload(page, b"not a photo", "notes.txt", "text/plain")
     alert = page.get_by_role("alert")
     expect(alert).to_contain_text("The photo's format is unknown")
     expect(alert).to_contain_text("not an image of a known format")
@@ -222,35 +224,26 @@ def test_a_text_file_shows_what_is_wrong_and_what_to_do(page: Page) -> None:
     expect(alert).to_be_hidden()
 
 
-def test_a_file_over_the_limit_is_refused_before_it_is_sent(page: Page) -> None:
-    expect(page.locator("#counts")).not_to_be_empty()
-    sent: list[str] = []
-    page.on("request", lambda request: sent.append(request.method))
-    give(page, bytes(MOST_BYTES + 1))
-    expect(page.get_by_role("alert")).to_contain_text("the limit is 1.0 MB")
-    assert "POST" not in sent
-
-
-def test_a_service_that_went_away_is_told_and_may_be_tried_again(browser: Browser, address: str) -> None:
-    # Pictures of the page that were still on their way fail with the search: any request may be refused here.
-    with opened(browser, address, refusable=("",)) as page:
+def test_unreachable_service_shows_an_error_and_can_be_retried(browser: Browser, address: str) -> None:
+    # Images that are still loading fail together with the search: any request may fail here.
+    with open_page(browser, address, refusable=("",)) as page:
         page.goto(address)
         expect(page.locator("#counts")).not_to_be_empty()
         page.context.set_offline(True)
-        give(page, tiny_photo(0, 0))
+        upload(page, tiny_photo(0, 0))
         expect(page.get_by_role("alert")).to_contain_text("cannot be reached")
         page.context.set_offline(False)
         page.get_by_role("button", name="Try again").click()
         expect_first(page, "A red ball")
 
 
-def test_a_key_is_asked_for_kept_and_an_empty_gallery_explained(browser: Browser, tmp_path: Path) -> None:
+def test_key_is_requested_and_stored_and_an_empty_gallery_is_explained(browser: Browser, tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     token = KeyRing(keys).create("Page", ["admin"])
-    service = serving("serve", "--gallery", tmp_path / "gallery", "--create", "--keys", keys)
-    with service as address, opened(browser, address, refusable=("/v1/search", "/v1/status")) as page:
+    service = run_server("serve", "--gallery", tmp_path / "gallery", "--create", "--keys", keys)
+    with service as address, open_page(browser, address, refusable=("/v1/search", "/v1/status")) as page:
         page.goto(address)
-        dialog = page.get_by_role("dialog", name="An API key, please")
+        dialog = page.get_by_role("dialog", name="API key required")
         expect(dialog.get_by_label("Key")).to_be_focused()
         page.keyboard.type("lk_wrong")
         page.keyboard.press("Enter")
@@ -263,17 +256,17 @@ def test_a_key_is_asked_for_kept_and_an_empty_gallery_explained(browser: Browser
         page.reload()
         expect(page.locator("#counts")).to_have_text("0 items · 0 images")
         page.locator("#panel summary").click()
-        page.get_by_role("button", name="Forget the API key").click()
-        dialog.get_by_role("button", name="Not now").click()
+        page.get_by_role("button", name="Forget API key").click()
+        dialog.get_by_role("button", name="Cancel").click()
         expect(dialog).to_be_hidden()
-        give(page, tiny_photo(0, 0))
+        upload(page, tiny_photo(0, 0))
         expect(dialog).to_be_visible()
 
 
-# --- the rest of the page
+# --- status panel and layout
 
 
-def test_the_panel_tells_what_is_searched_how_well_and_what_was_done(page: Page) -> None:
+def test_panel_shows_gallery_model_and_jobs(page: Page) -> None:
     expect(page.locator("#counts")).to_have_text("8 items · 16 images")
     page.locator("#panel summary").click()
     expect(page.locator("#model-facts")).to_contain_text("50.0 % → 90.0 %")
@@ -287,7 +280,7 @@ def test_the_panel_tells_what_is_searched_how_well_and_what_was_done(page: Page)
     expect(page.locator("#panel summary")).to_be_focused()
 
 
-def test_a_running_job_is_followed_to_its_end(page: Page, gallery: Path) -> None:
+def test_progress_of_a_running_job_is_shown_until_it_ends(page: Page, gallery: Path) -> None:
     with opened_jobs(gallery) as jobs:
         job = jobs.begin("/data/nightly.csv", "0123456789abcdef")
         job.update(stage="embedding", total=400, done=100)
@@ -297,19 +290,19 @@ def test_a_running_job_is_followed_to_its_end(page: Page, gallery: Path) -> None
         job.update(done=400, state="done")
         expect(bar).to_be_hidden()
     page.locator("#panel summary").click()
-    ended = page.locator("#jobs li", has_text="nightly.csv")
-    expect(ended.locator(".state")).to_have_text("done")
-    expect(ended).to_contain_text("400 of 400 images")
+    job_line = page.locator("#jobs li", has_text="nightly.csv")
+    expect(job_line.locator(".state")).to_have_text("done")
+    expect(job_line).to_contain_text("400 of 400 images")
 
 
 @pytest.mark.parametrize("width", [360, 390, 720, 820, 1920])
-def test_nothing_is_wider_than_the_screen(browser: Browser, address: str, width: int) -> None:
+def test_page_does_not_overflow_horizontally(browser: Browser, address: str, width: int) -> None:
     phone = width < 500
     size = {"width": width, "height": 844}
-    with opened(browser, address, viewport=size, has_touch=phone, is_mobile=phone) as page:
+    with open_page(browser, address, viewport=size, has_touch=phone, is_mobile=phone) as page:
         page.goto(address)
-        expect(page.locator("#take")).to_be_attached()
-        expect(page.get_by_text("Take one")).to_be_visible(visible=phone)
+        expect(page.locator("#camera")).to_be_attached()
+        expect(page.get_by_text("Take a photo")).to_be_visible(visible=phone)
         assert page.evaluate(OVERFLOW) == 0
         page.get_by_role("button", name="purple.jpg").click()
         expect_first(page, "A purple ball")

@@ -1,56 +1,85 @@
-"""From photos to answers, as a newcomer does it: each verb in a process of its own, the last over HTTP."""
+"""Tests of the whole path from photos to search results: each command in its own process, the last over HTTP."""
 
+import csv
 import json
 import re
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
-from tests.support.processes import lookalike, serving
+from index.embedding import Bundle, Embedder, load_pixels
+from tests.support.processes import lookalike, run_server
 from training.data.sample_shop import read_shop
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `lookalike demo --quick --no-serve` leaves behind."""
+    """Returns the directory that `lookalike demo --quick --no-serve` has written."""
     directory = tmp_path_factory.mktemp("demo") / "demo"
-    told = lookalike("demo", "--quick", "--no-serve", "--dir", directory)
-    assert told.returncode == 0, told.stderr
-    before, after = (re.search(rf"{when} training\s+Recall@1 +([\d.]+) %", told.stdout) for when in ("before", "after"))
-    assert before and after, told.stdout
+    result = lookalike("demo", "--quick", "--no-serve", "--dir", directory)
+    assert result.returncode == 0, result.stderr
+    before, after = (
+        re.search(rf"{when} training\s+Recall@1 +([\d.]+) %", result.stdout) for when in ("before", "after")
+    )
+    assert before and after, result.stdout
     assert float(after[1]) > float(before[1])
     return directory
 
 
-def test_new_photos_find_their_products_over_http(demo: Path) -> None:
-    with serving("demo", "--quick", "--dir", demo) as address:
-        examples = httpx.get(f"{address}/v1/examples").json()
-        found = {}
-        for path in sorted((demo / "examples").iterdir()):
-            answer = httpx.post(f"{address}/v1/search", files={"image": path.read_bytes()}, params={"top": 3})
-            assert answer.status_code == 200
-            found[path.stem] = answer.json()["items"][0]["id"]
-    assert len(examples["examples"]) == len(found) == 12, "one photo of each family"
-    right = [product for product, first in found.items() if product == first]
-    # By chance one in 36 would be right; the quick form has learned for seconds, so not all of them are.
-    assert len(right) >= 9, found
+def exact_scores(demo: Path, photos: list[bytes]) -> list[dict[str, float]]:
+    """Returns the cosine of each photo with the best image of each item, computed with the bundle and NumPy alone."""
+    bundle = Bundle.load(demo / "bundle")
+    with (demo / "shop" / "gallery.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    images = [(demo / "shop" / row["image"]).read_bytes() for row in rows]
+    pixels = np.stack([load_pixels(data, bundle.preprocessing) for data in (*photos, *images)])
+    queries, gallery = np.split(Embedder(bundle).embed(pixels), [len(photos)])
+    best: list[dict[str, float]] = []
+    for scores in queries @ gallery.T:
+        best.append({})
+        for row, score in zip(rows, scores.tolist(), strict=True):
+            best[-1][row["item_id"]] = max(score, best[-1].get(row["item_id"], -1.0))
+    return best
 
 
-def test_a_second_demo_reuses_what_is_there(demo: Path) -> None:
-    kept = ["shop/shop.json", "run/checkpoint.pt", "bundle/model.onnx"]
-    before = [(demo / name).stat().st_mtime_ns for name in kept]
-    told = lookalike("demo", "--quick", "--no-serve", "--dir", demo)
-    assert told.returncode == 0, told.stderr
-    assert [(demo / name).stat().st_mtime_ns for name in kept] == before
-    assert "epoch" not in told.stdout, "nothing was trained again"
+def test_new_photos_find_the_nearest_products_over_http(demo: Path) -> None:
+    photos = {path.stem: path.read_bytes() for path in sorted((demo / "examples").iterdir())}
+    with run_server("demo", "--quick", "--dir", demo) as address:
+        examples = httpx.get(f"{address}/v1/examples").json()["examples"]
+        results = {}
+        for product, photo in photos.items():
+            response = httpx.post(f"{address}/v1/search", files={"image": photo}, params={"top": 3})
+            assert response.status_code == 200
+            results[product] = {item["id"]: item["score"] for item in response.json()["items"]}
+    assert [Path(example["name"]).stem for example in examples] == list(photos)
+    assert len({product.rpartition("-")[0] for product in photos}) == len(photos) == 12, "one photo of each family"
+    for (product, found), exact in zip(results.items(), exact_scores(demo, list(photos.values())), strict=True):
+        # Vectors are stored in half precision.
+        assert found == pytest.approx({item_id: exact[item_id] for item_id in found}, abs=2e-3), product
+        assert list(found.values()) == pytest.approx(sorted(exact.values(), reverse=True)[:3], abs=2e-3), product
+    correct = [product for product, found in results.items() if next(iter(found)) == product]
+    # The quick model, trained for seconds, finds 11 of 12; rounding on another processor may cost one more.
+    assert len(correct) >= 10, results
 
 
-def test_the_verbs_lead_from_a_folder_of_photos_to_a_search(demo: Path, tmp_path: Path) -> None:
-    def run(*line: str | Path) -> str:
-        told = lookalike(*line)
-        assert told.returncode == 0, told.stderr
-        return told.stdout
+def test_second_demo_reuses_shop_run_and_bundle(demo: Path) -> None:
+    files = ["shop/shop.json", "run/checkpoint.pt", "bundle/model.onnx"]
+    before = [(demo / name).stat().st_mtime_ns for name in files]
+    result = lookalike("demo", "--quick", "--no-serve", "--dir", demo)
+    assert result.returncode == 0, result.stderr
+    assert [(demo / name).stat().st_mtime_ns for name in files] == before
+    assert "epoch" not in result.stdout, "nothing was trained again"
+
+
+def test_commands_lead_from_a_folder_of_photos_to_a_search(demo: Path, tmp_path: Path) -> None:
+    def run(*arguments: str | Path) -> str:
+        result = lookalike(*arguments)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
     data = f"folder:{demo / 'shop' / 'photos'}"
     small = [

@@ -1,1 +1,1 @@
-"""Real but tiny bundles and galleries, so that tests of serving need neither PyTorch nor a training run."""
+"""Small but real bundles and galleries, so that tests of the service need neither PyTorch nor a training run."""

@@ -1,4 +1,4 @@
-"""Vectors of a made-up shop in clusters, with an exact search over them in NumPy to measure recall against."""
+"""Synthetic vectors in clusters, and an exact search over them in NumPy to measure recall against."""
 
 from functools import cache
 
@@ -12,7 +12,7 @@ from index.gallery.vectors.faiss.settings import FaissSettings, IndexKind
 COUNT, DIMENSION, CLUSTERS = 2500, 32, 20
 KINDS: tuple[IndexKind, ...] = ("exact", "hnsw", "ivf")
 CHEAP_STEPS = FaissSettings(graph_step_cost=0.5, list_step_cost=0.5)
-"""Makes approximate search look so cheap that even a small gallery is not simply scanned."""
+"""Makes approximate search so cheap that even a small gallery is not scanned exactly."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A disk that is full, without filling one."""
+"""Simulates a full disk."""
 
 import resource
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def files_up_to(size: int) -> Iterator[None]:
-    """No file grows beyond a size: writing fails as on a full disk. Python ignores the signal that comes with it."""
+    """Limits the size of files, so that writing fails as on a full disk. Python ignores the signal that it causes."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""A gallery of made-up vectors, filled without a model: for what is done to galleries as a whole."""
+"""A gallery of synthetic vectors, filled without a model, for tests of operations on entire galleries."""
 
 from pathlib import Path
 
@@ -13,13 +13,13 @@ DIMENSION = 8
 
 
 def vector(number: int) -> NDArray[np.float32]:
-    """The vector of image `number`, the same each time."""
+    """Returns the vector of image `number`, the same in every call."""
     numbers = np.random.default_rng(number).normal(size=DIMENSION).astype(np.float32)
     return numbers / np.linalg.norm(numbers)
 
 
 def entry(number: int) -> tuple[Item, list[NewImage]]:
-    """Item `number` with its two images."""
+    """Returns item `number` with its two images."""
     item = Item(
         id=f"item-{number:05}",
         title=f"Möbel {number}",
@@ -31,7 +31,7 @@ def entry(number: int) -> tuple[Item, list[NewImage]]:
 
 
 def fill(directory: Path, *, items: int = 20, later: int = 0) -> Path:
-    """A gallery with a generation of the first items; `later` more, and a removal, come after it."""
+    """Creates a gallery with a generation of the first items; `later` more items and a deletion are its delta."""
     gallery: Gallery = open_gallery(directory, create=True)
     gallery.upsert([entry(number) for number in range(items)], BUNDLE)
     gallery.activate(BUNDLE)

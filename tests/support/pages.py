@@ -1,4 +1,4 @@
-"""The page as a person has it: opened in a browser, given photos, looked at."""
+"""Helpers to use the web page in a browser: open it, upload photos, read its results."""
 
 import io
 from collections.abc import Iterator
@@ -10,41 +10,43 @@ from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, expect
 
 from tests.support.tiny_gallery import tiny_photo
 
-PATIENCE_MS = 20_000  # a busy machine is slow, not wrong
-MOST_BYTES = 1024 * 1024  # that the service under test takes
+TIMEOUT_MS = 20_000
+"""Long enough for a busy machine."""
+MAX_BYTES = 1024 * 1024
+"""The body size limit of the service under test."""
 
 
 @contextmanager
-def opened(
+def open_page(
     browser: Browser, address: str, refusable: tuple[str, ...] = ("/v1/search",), **options: Any
 ) -> Iterator[Page]:
-    """A page of a new person, which must neither fail inside nor ask anyone but the service.
+    """Opens a page in a new context; it must log no error and send requests only to the service.
 
-    A browser reports every refused request as an error of the page; those of a search are shown by the page.
+    A browser logs every refused request as an error; those whose URL ends with one of `refusable` are expected.
     """
     context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options))
     page = context.new_page()
-    page.set_default_timeout(PATIENCE_MS)
-    expect.set_options(timeout=PATIENCE_MS)
-    faults: list[str] = []
-    asked: list[str] = []
+    page.set_default_timeout(TIMEOUT_MS)
+    expect.set_options(timeout=TIMEOUT_MS)
+    errors: list[str] = []
+    requests: list[str] = []
 
-    def hear(message: ConsoleMessage) -> None:
+    def collect(message: ConsoleMessage) -> None:
         refused = message.text.startswith("Failed to load") and message.location["url"].endswith(refusable)
         if message.type in ("error", "warning") and not refused:
-            faults.append(message.text)
+            errors.append(message.text)
 
-    page.on("pageerror", lambda error: faults.append(str(error)))
-    page.on("console", hear)
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", collect)
+    page.on("request", lambda request: requests.append(request.url))
     yield page
     context.close()
-    assert faults == []
-    assert [url for url in asked if not url.startswith((f"{address}/", "blob:", "data:"))] == []
+    assert errors == []
+    assert [url for url in requests if not url.startswith((f"{address}/", "blob:", "data:"))] == []
 
 
-def give(page: Page, photo: bytes, name: str = "snap.jpg", kind: str = "image/jpeg") -> None:
-    page.set_input_files("#choose", {"name": name, "mimeType": kind, "buffer": photo})
+def upload(page: Page, photo: bytes, name: str = "snap.jpg", media_type: str = "image/jpeg") -> None:
+    page.set_input_files("#upload", {"name": name, "mimeType": media_type, "buffer": photo})
 
 
 def cards(page: Page) -> Locator:
@@ -55,11 +57,11 @@ def expect_first(page: Page, title: str) -> None:
     expect(cards(page).locator(".title").first).to_have_text(title)
 
 
-def pair(left: int, right: int) -> bytes:
-    """A photo of two products side by side."""
+def photo_of_two(left: int, right: int) -> bytes:
+    """Returns a photo of two products side by side."""
     both = Image.new("RGB", (192, 96))
-    for place, number in ((0, left), (96, right)):
-        both.paste(Image.open(io.BytesIO(tiny_photo(number, 6))), (place, 0))
+    for x, number in ((0, left), (96, right)):
+        both.paste(Image.open(io.BytesIO(tiny_photo(number, 6))), (x, 0))
     out = io.BytesIO()
     both.save(out, "JPEG", quality=92)
     return out.getvalue()

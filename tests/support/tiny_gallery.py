@@ -1,4 +1,4 @@
-"""A gallery of a few plainly coloured products, indexed by the real job."""
+"""A gallery of a few coloured products, indexed by the real job."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ COLOURS = ("red", "green", "blue", "yellow", "magenta", "cyan", "orange", "purpl
 
 
 def tiny_photo(item_number: int, view: int) -> bytes:
-    """A JPEG of product `item_number`: its colour on grey, at a place and size that depend on the view."""
+    """Returns a JPEG of product `item_number`: its colour on grey, at a position and size that depend on the view."""
     image = Image.new("RGB", (96, 96), (128, 128, 128))
     inset = 6 + 4 * (view % 4)
     shift = 2 * (view % 3) - 2
@@ -27,7 +27,7 @@ def tiny_photo(item_number: int, view: int) -> bytes:
 
 
 def write_tiny_source(directory: Path, *, views: int = 2) -> Path:
-    """Writes photos and `catalogue.csv`, and answers the table's path."""
+    """Writes photos and `catalogue.csv`; returns the path of the table."""
     directory.mkdir(parents=True, exist_ok=True)
     table = directory / "catalogue.csv"
     with table.open("w", newline="") as file:
@@ -48,14 +48,14 @@ def index_source(source: Path, *, gallery: Path, bundle: Path, rules: Rules = PL
 
 
 def make_tiny_gallery(directory: Path, bundle: Path) -> Path:
-    """A searchable gallery at `directory`; its source lies beside it."""
+    """Creates a searchable gallery at `directory`, and its source next to it."""
     source = write_tiny_source(directory.with_name(directory.name + "-source"))
     index_source(source, gallery=directory, bundle=bundle)
     return directory
 
 
 def write_tiny_folder(directory: Path, *, views: int = 4) -> Path:
-    """The same products as one folder each."""
+    """Writes the same products as one folder per product."""
     for number, colour in enumerate(COLOURS):
         folder = directory / colour
         folder.mkdir(parents=True)

@@ -1,18 +1,26 @@
-"""The cores of a process are those it may use, not those of the machine."""
+"""Tests of cores and memory under container limits, of locks and of process checks."""
 
 import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from index._util.system import usable_cores
+from index._util.system import exclusive_lock, is_running, memory_limit, usable_cores
+
+MEMORY = 2**34
+PAGE = 4096
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file system's root, on a machine of 16 cores."""
+    """Returns the root of the file system of a machine with 16 cores and 16 GiB of memory."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(16)))
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": PAGE, "SC_PHYS_PAGES": MEMORY // PAGE}.__getitem__)
     return tmp_path
 
 
@@ -36,15 +44,87 @@ def write(root: Path, files: dict[str, str]) -> None:
     ],
     ids=["none", "unlimited", "3.5 cores", "half a core", "a parent's limit", "version 1", "version 1, unlimited"],
 )  # fmt: skip
-def test_a_quota_bounds_the_cores(machine: Path, files: dict[str, str], cores: int) -> None:
+def test_cpu_quota_limits_the_usable_cores(machine: Path, files: dict[str, str], cores: int) -> None:
     write(machine, files)
     assert usable_cores(machine) == cores
 
 
-def test_the_affinity_bounds_the_cores(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_affinity_limits_the_usable_cores(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5})
     assert usable_cores(machine) == 2
 
 
-def test_this_process_may_use_at_least_one() -> None:
+def test_this_process_may_use_at_least_one_core() -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize(
+    ("files", "limit"),
+    [
+        ({}, MEMORY),
+        ({"sys/fs/cgroup/memory.max": "max\n"}, MEMORY),
+        ({"sys/fs/cgroup/memory.max": "134217728\n"}, 2**27),
+        ({"sys/fs/cgroup/memory.max": f"{2**40}\n"}, MEMORY),
+        ({"proc/self/cgroup": "0::/pod/box\n", "sys/fs/cgroup/pod/box/memory.max": "max\n",
+          "sys/fs/cgroup/pod/memory.max": f"{2**30}\n"}, 2**30),
+        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2**28}\n"}, 2**28),
+        ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, MEMORY),
+    ],
+    ids=["none", "unlimited", "128 MiB", "more than the machine has", "a parent's limit", "version 1",
+         "version 1, unlimited"],
+)  # fmt: skip
+def test_memory_limit_is_that_of_the_container_or_the_machine(machine: Path, files: dict[str, str], limit: int) -> None:
+    write(machine, files)
+    assert memory_limit(machine) == limit
+
+
+def test_memory_limit_of_this_process_is_plausible() -> None:
+    assert 2**28 < memory_limit() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def test_second_holder_of_a_lock_waits_for_the_first(tmp_path: Path) -> None:
+    order: list[str] = []
+    waiting = threading.Event()
+
+    def second() -> None:
+        waiting.set()
+        with exclusive_lock(tmp_path):
+            order.append("second")
+
+    thread = threading.Thread(target=second)
+    with exclusive_lock(tmp_path):
+        thread.start()
+        assert waiting.wait(10)
+        thread.join(0.1)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]
+
+
+def test_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
+    script = (
+        "import sys, time; from pathlib import Path; from index._util.system import exclusive_lock\n"
+        "with exclusive_lock(Path(sys.argv[1])): print('locked', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout and process.stdout.readline() == "locked\n"
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    with exclusive_lock(tmp_path):
+        assert not is_running(process.pid)
+
+
+def raises(error: type[OSError]) -> Callable[[int, int], None]:
+    def kill(process: int, signal: int) -> None:
+        raise error
+
+    return kill
+
+
+def test_process_exists_whoever_owns_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_running(os.getpid())
+    monkeypatch.setattr(os, "kill", raises(PermissionError))
+    assert is_running(1)
+    monkeypatch.setattr(os, "kill", raises(ProcessLookupError))
+    assert not is_running(1)

@@ -27,7 +27,6 @@ from index.gallery.jobs import JOBS_FILE, State, opened_jobs
 from service import search_pipeline
 from service.auth.api_keys import KeyRing
 from service.observability.logging import JsonFormatter, TextFormatter
-from service.observability.metrics import memory_limit
 from service.settings import Settings
 from tests.service.conftest import problem, running, serving
 from tests.support.tiny_bundle import make_tiny_bundle
@@ -108,15 +107,6 @@ def test_a_service_with_nothing_to_search_is_not_ready(settings: Settings, tmp_p
     with serving(settings) as client:
         assert client.get("/readyz").status_code == 200
         assert figures(client.get("/metrics").text)["lookalike_ready"] == 1
-
-
-def test_the_memory_limit_is_the_containers_or_else_the_machines(tmp_path: Path) -> None:
-    machine = memory_limit(tmp_path)
-    assert machine > 2**28
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory_limit(tmp_path) == machine
-    (tmp_path / "memory.max").write_text("134217728\n")
-    assert memory_limit(tmp_path) == 2**27
 
 
 def test_every_metric_of_the_operators_page_is_told(fresh: httpx.Client) -> None:

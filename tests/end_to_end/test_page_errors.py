@@ -1,4 +1,4 @@
-"""What happens around the page: slips of the hand, answers that fail, a reload, a re-index in between."""
+"""Tests of the web page when something interferes: stray drags, failed requests, reloads, a re-index."""
 
 import json
 from collections.abc import Callable
@@ -7,15 +7,17 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from tests.support.pages import MOST_BYTES, cards, expect_first, give, opened
+from tests.support.pages import MAX_BYTES, cards, expect_first, open_page, upload
 from tests.support.tiny_gallery import COLOURS, tiny_photo
 
-PAUSE_MS = 16_000  # longer than between two looks at the status
-FORGOTTEN = "A reload forgets the photo"
+pytestmark = pytest.mark.slow
+
+POLL_MS = 16_000  # longer than the polling interval of the status
+PHOTO_LOST = "Photos are not kept after a reload"
 
 
 def point(locator: Locator, across: float, down: float) -> tuple[float, float]:
-    """A place in an element, in shares of it."""
+    """Returns a point in an element, given as fractions of its size."""
     box = locator.bounding_box()
     assert box is not None
     return box["x"] + across * box["width"], box["y"] + down * box["height"]
@@ -28,23 +30,23 @@ def drag(page: Page, start: tuple[float, float], end: tuple[float, float]) -> No
     page.mouse.up()
 
 
-def follow_status(page: Page) -> None:
-    """Lets the page look at the status once more; its clock must be ours."""
-    with page.expect_response("**/v1/status") as told:
-        while not told.is_done():  # the pause begins when the last answer has been read
-            page.clock.fast_forward(PAUSE_MS)
+def poll_status(page: Page) -> None:
+    """Makes the page poll the status once more; its clock must be installed."""
+    with page.expect_response("**/v1/status") as response:
+        while not response.is_done():  # the interval begins when the last response has been read
+            page.clock.fast_forward(POLL_MS)
 
 
-def once(answer: Callable[[Route], None]) -> Callable[[Route], None]:
-    """A route that answers so the first time only."""
-    answered: list[Route] = []
+def once(handler: Callable[[Route], None]) -> Callable[[Route], None]:
+    """Returns a route handler that applies to the first request only."""
+    handled: list[Route] = []
 
     def handle(route: Route) -> None:
-        if answered:
+        if handled:
             route.fallback()
             return
-        answered.append(route)
-        answer(route)
+        handled.append(route)
+        handler(route)
 
     return handle
 
@@ -57,90 +59,91 @@ def unavailable(route: Route) -> None:
 
 
 @pytest.mark.parametrize("dragged", [".brand", "#examples button", "#results .title"])
-def test_what_is_dragged_from_the_page_leaves_the_answer(page: Page, address: str, dragged: str) -> None:
+def test_dragging_an_element_of_the_page_keeps_the_results(page: Page, address: str, dragged: str) -> None:
     page.goto(f"{address}/#example=red.jpg")
     expect_first(page, "A red ball")
     start = point(page.locator(dragged).first, 0.15, 0.5)
     if dragged == "#results .title":
         page.mouse.dblclick(*start)  # selects a word
     drag(page, start, point(cards(page).nth(1), 0.5, 0.5))
-    expect(page.locator(".veil")).to_be_hidden()
+    expect(page.locator(".drop-overlay")).to_be_hidden()
     expect(page.get_by_role("alert")).to_be_hidden()
     expect(cards(page)).to_have_count(len(COLOURS))
     expect_first(page, "A red ball")
 
 
-def test_an_address_dropped_from_elsewhere_leaves_the_answer_and_is_told(page: Page, address: str) -> None:
+def test_dropped_link_keeps_the_results_and_shows_a_notice(page: Page, address: str) -> None:
     page.goto(f"{address}/#example=red.jpg")
     expect(cards(page)).to_have_count(len(COLOURS))
     page.evaluate(
         """() => {
-            const held = new DataTransfer();
-            held.setData("text/uri-list", "https://shop.example/mug");
-            document.body.dispatchEvent(new DragEvent("drop", { dataTransfer: held, bubbles: true, cancelable: true }));
+            const transfer = new DataTransfer();
+            transfer.setData("text/uri-list", "https://shop.example/mug");
+            const options = { dataTransfer: transfer, bubbles: true, cancelable: true };
+            document.body.dispatchEvent(new DragEvent("drop", options));
         }"""
     )
-    expect(page.locator("#told")).to_contain_text("That was not a file")
+    expect(page.locator("#notice")).to_contain_text("That is not a file")
     expect(cards(page)).to_have_count(len(COLOURS))
     page.get_by_role("button", name="blue.jpg").click()
     expect_first(page, "A blue ball")
-    expect(page.locator("#told")).to_be_hidden()
+    expect(page.locator("#notice")).to_be_hidden()
 
 
-def test_a_box_drawn_on_a_small_photo_is_where_the_mouse_was(browser: Browser, address: str) -> None:
-    with opened(browser, address, viewport={"width": 600, "height": 900}) as page:
+def test_box_drawn_on_a_small_photo_follows_the_mouse(browser: Browser, address: str) -> None:
+    with open_page(browser, address, viewport={"width": 600, "height": 900}) as page:
         page.goto(f"{address}/#example=red.jpg")
         expect_first(page, "A red ball")
         photo = page.locator("#frame")
         drag(page, point(photo, 0.25, 0.25), point(photo, 0.75, 0.75))
-        expect(page.get_by_role("heading", name="Closest to this part")).to_be_visible()
-        label = "Part to search for: 25 to 75 % across, 25 to 75 % down"
+        expect(page.get_by_role("heading", name="Closest to the selected part")).to_be_visible()
+        label = "Selected part: 25 to 75 % across, 25 to 75 % down"
         expect(page.locator("#box")).to_have_attribute("aria-label", label)
 
 
-# --- searches that cross
+# --- concurrent searches
 
 
-def test_a_filter_after_an_example_that_failed_searches_with_the_example(browser: Browser, address: str) -> None:
-    with opened(browser, address, refusable=("/v1/search", "/green.jpg")) as page:
+def test_filter_after_a_failed_example_searches_with_the_example(browser: Browser, address: str) -> None:
+    with open_page(browser, address, refusable=("/v1/search", "/green.jpg")) as page:
         page.goto(f"{address}/#example=red.jpg")
         expect_first(page, "A red ball")
         page.route("**/examples/green.jpg", once(unavailable))
         page.get_by_role("button", name="green.jpg").click()
         expect(page.get_by_role("alert")).to_be_visible()
-        expect(page.locator("#photo")).to_be_hidden()  # it is the red one
+        expect(page.locator("#photo")).to_be_hidden()  # it still shows the red one
         page.get_by_role("group", name="Colour").get_by_text("green").click()
         expect_first(page, "A green ball")
         expect(page.locator("#photo")).to_be_visible()
 
 
-def test_an_arrow_key_before_an_example_does_not_search_in_it(browser: Browser, address: str) -> None:
-    with opened(browser, address) as page:
+def test_pending_arrow_key_does_not_affect_the_next_example(browser: Browser, address: str) -> None:
+    with open_page(browser, address) as page:
         page.clock.install()
         page.goto(f"{address}/#example=red.jpg")
         page.get_by_role("button", name="Select a part").click()
-        expect(page.get_by_role("heading", name="Closest to this part")).to_be_visible()
-        held: list[Route] = []
+        expect(page.get_by_role("heading", name="Closest to the selected part")).to_be_visible()
+        delayed: list[Route] = []
 
-        def hold(route: Route) -> None:
-            held.append(route)
+        def delay(route: Route) -> None:
+            delayed.append(route)
 
-        page.route("**/examples/blue.jpg", hold)
+        page.route("**/examples/blue.jpg", delay)
         page.keyboard.press("ArrowLeft")
         with page.expect_request("**/examples/blue.jpg"):
             page.get_by_role("button", name="blue.jpg").click()
         page.clock.fast_forward(2_000)
-        held[0].continue_()
+        delayed[0].continue_()
         expect_first(page, "A blue ball")
         expect(page.get_by_role("heading", name="Closest matches")).to_be_visible()
         assert "box=" not in page.url
 
 
-def test_a_photo_over_the_limit_is_not_sent_with_a_filter_either(page: Page) -> None:
+def test_photo_over_the_limit_is_never_sent(page: Page) -> None:
     expect(page.locator("#counts")).not_to_be_empty()
     sent: list[str] = []
     page.on("request", lambda request: sent.append(request.method))
-    give(page, bytes(MOST_BYTES + 1))
+    upload(page, bytes(MAX_BYTES + 1))
     expect(page.get_by_role("alert")).to_contain_text("the limit is 1.0 MB")
     page.get_by_role("group", name="Colour").get_by_text("green").click()
     expect(page.locator("#filter-count")).to_have_text("1")
@@ -148,115 +151,114 @@ def test_a_photo_over_the_limit_is_not_sent_with_a_filter_either(page: Page) -> 
     assert "POST" not in sent
 
 
-def test_a_damaged_link_ends_the_search_under_way(page: Page, address: str) -> None:
-    page.route("**/v1/search", lambda route: None)  # it never answers
+def test_invalid_link_aborts_the_current_search(page: Page, address: str) -> None:
+    page.route("**/v1/search", lambda route: None)  # never responds
     with page.expect_request("**/v1/search"):
         page.goto(f"{address}/#example=red.jpg")
     with page.expect_event("requestfailed"):
         page.evaluate("location.hash = '#filter=colour'")
-    expect(page.get_by_role("alert")).to_contain_text("The link is damaged")
+    expect(page.get_by_role("alert")).to_contain_text("Invalid link")
     expect(page.locator("#photo")).to_be_hidden()
 
 
-# --- what fails in the background
+# --- failures in the background
 
 
-def test_a_status_that_is_a_page_of_a_proxy_changes_nothing(browser: Browser, address: str) -> None:
-    with opened(browser, address) as page:
+def test_html_response_to_a_status_request_changes_nothing(browser: Browser, address: str) -> None:
+    with open_page(browser, address) as page:
         page.clock.install()
         page.goto(f"{address}/#example=red.jpg")
         expect(cards(page)).to_have_count(len(COLOURS))
         page.route("**/v1/status", once(lambda route: route.fulfill(content_type="text/html", body="<h1>Log in</h1>")))
-        follow_status(page)
-        follow_status(page)  # the page goes on asking
+        poll_status(page)
+        poll_status(page)  # polling continues
         expect(page.get_by_role("alert")).to_be_hidden()
         expect(cards(page)).to_have_count(len(COLOURS))
 
 
-def test_filters_that_could_not_be_had_come_with_the_next_status(browser: Browser, address: str) -> None:
-    with opened(browser, address, refusable=("/v1/facets?count=100",)) as page:
+def test_filters_that_failed_to_load_appear_with_the_next_status(browser: Browser, address: str) -> None:
+    with open_page(browser, address, refusable=("/v1/facets?count=100",)) as page:
         page.clock.install()
         page.route("**/v1/facets*", once(unavailable))
         with page.expect_response("**/v1/facets*"):
             page.goto(f"{address}/#example=red.jpg")
         expect(cards(page)).to_have_count(len(COLOURS))
-        follow_status(page)
+        poll_status(page)
         expect(page.get_by_role("group", name="Colour")).to_be_visible()
 
 
-def test_examples_that_could_not_be_had_leave_the_start_and_come_later(browser: Browser, address: str) -> None:
-    with opened(browser, address, refusable=("/v1/examples",)) as page:
+def test_examples_that_failed_to_load_appear_with_the_next_status(browser: Browser, address: str) -> None:
+    with open_page(browser, address, refusable=("/v1/examples",)) as page:
         page.clock.install()
-        failing = "**/v1/examples"
-        page.route(failing, unavailable)
+        page.route("**/v1/examples", unavailable)
         page.goto(address)
         expect(page.locator("#counts")).not_to_be_empty()
-        follow_status(page)
+        poll_status(page)
         expect(page.get_by_role("heading", name="Seen something you like?")).to_be_visible()
         expect(page.get_by_role("alert")).to_be_hidden()
-        page.unroute(failing)
-        follow_status(page)
+        page.unroute("**/v1/examples")
+        poll_status(page)
         page.get_by_role("button", name="red.jpg").click()
         expect_first(page, "A red ball")
 
 
-# --- the way back
+# --- history
 
 
-def test_the_way_back_behind_a_reload_does_not_show_another_photo(page: Page) -> None:
-    give(page, tiny_photo(0, 7))
+def test_going_back_after_a_reload_does_not_show_another_photo(page: Page) -> None:
+    upload(page, tiny_photo(0, 7))
     expect_first(page, "A red ball")
     page.reload()
-    expect(page.locator("#told")).to_contain_text(FORGOTTEN)
-    give(page, tiny_photo(2, 7))
+    expect(page.locator("#notice")).to_contain_text(PHOTO_LOST)
+    upload(page, tiny_photo(2, 7))
     expect_first(page, "A blue ball")
-    expect(page.locator("#told")).to_be_hidden()
+    expect(page.locator("#notice")).to_be_hidden()
     page.go_back()
-    expect(page.locator("#told")).to_contain_text(FORGOTTEN)
-    expect(page.locator("#answer")).to_be_hidden()
+    expect(page.locator("#notice")).to_contain_text(PHOTO_LOST)
+    expect(page.locator("#results-section")).to_be_hidden()
     page.go_forward()
     expect_first(page, "A blue ball")
 
 
-def test_the_way_back_leads_to_the_same_place_among_many_results(browser: Browser, address: str) -> None:
-    def answer_many(route: Route) -> None:
-        answer = route.fetch().json()
-        route.fulfill(json=answer | {"items": answer["items"] * 6})
+def test_going_back_restores_the_scroll_position(browser: Browser, address: str) -> None:
+    def repeat_items(route: Route) -> None:
+        results = route.fetch().json()
+        route.fulfill(json=results | {"items": results["items"] * 6})
 
-    with opened(browser, address, viewport={"width": 600, "height": 800}) as page:
-        page.route("**/v1/search", answer_many)
+    with open_page(browser, address, viewport={"width": 600, "height": 800}) as page:
+        page.route("**/v1/search", repeat_items)
         page.goto(f"{address}/#example=red.jpg&top=48")
         expect(cards(page)).to_have_count(48)
-        place = page.evaluate("scrollTo(0, document.body.scrollHeight - 1200), scrollY")
-        page.wait_for_function("place => scrollY === place", arg=place)
+        position = page.evaluate("scrollTo(0, document.body.scrollHeight - 1200), scrollY")
+        page.wait_for_function("position => scrollY === position", arg=position)
         cards(page).nth(40).get_by_role("button").dispatch_event("click")
         expect(page.get_by_role("heading", name="More like")).to_be_visible()
         page.wait_for_function("scrollY === 0")
         page.go_back()
         expect(page.get_by_role("heading", name="Closest matches")).to_be_visible()
         expect(cards(page)).to_have_count(48)
-        page.wait_for_function("place => Math.abs(scrollY - place) < 100", arg=place)
+        page.wait_for_function("position => Math.abs(scrollY - position) < 100", arg=position)
 
 
-# --- the keyboard
+# --- focus
 
 
-def test_the_keyboard_goes_on_at_the_answer_when_an_example_leaves_a_phone(browser: Browser, address: str) -> None:
-    with opened(browser, address, viewport={"width": 390, "height": 844}) as page:
+def test_focus_moves_to_the_results_when_a_phone_hides_the_example(browser: Browser, address: str) -> None:
+    with open_page(browser, address, viewport={"width": 390, "height": 844}) as page:
         page.goto(address)
         page.get_by_role("button", name="red.jpg").press("Enter")
         expect(page.get_by_role("heading", name="Closest matches")).to_be_focused()
 
 
-def test_the_keyboard_goes_on_at_the_answer_when_filters_are_cleared(page: Page, address: str) -> None:
-    nothing = quote(json.dumps({"price": {"lte": 1}}))
-    page.goto(f"{address}/#example=red.jpg&filter={nothing}")
-    page.locator("#nothing").get_by_role("button", name="Clear all filters").press("Enter")
+def test_focus_moves_to_the_results_when_filters_are_cleared(page: Page, address: str) -> None:
+    no_match = quote(json.dumps({"price": {"lte": 1}}))
+    page.goto(f"{address}/#example=red.jpg&filter={no_match}")
+    page.locator("#no-results").get_by_role("button", name="Clear all filters").press("Enter")
     expect_first(page, "A red ball")
     expect(page.get_by_role("heading", name="Closest matches")).to_be_focused()
 
 
-def test_the_keyboard_goes_on_at_the_answer_when_it_is_tried_again(page: Page, address: str) -> None:
+def test_focus_moves_to_the_results_after_a_retry(page: Page, address: str) -> None:
     page.route("**/v1/search", once(unavailable))
     page.goto(f"{address}/#example=red.jpg")
     page.get_by_role("button", name="Try again").press("Enter")
@@ -264,34 +266,34 @@ def test_the_keyboard_goes_on_at_the_answer_when_it_is_tried_again(page: Page, a
     expect(page.get_by_role("heading", name="Closest matches")).to_be_focused()
 
 
-def test_a_reindex_does_not_take_a_field_from_under_the_hands(browser: Browser, address: str) -> None:
-    def go_live(route: Route) -> None:
+def test_reindex_does_not_replace_a_field_that_is_edited(browser: Browser, address: str) -> None:
+    def change_generation(route: Route) -> None:
         status = route.fetch().json()
         status["gallery"]["generation"] = "another"
         route.fulfill(json=status)
 
     size = {"name": "size", "values": [["S", 3], ["M", 2]], "minimum": None, "maximum": None, "distinct": 2}
-    with opened(browser, address) as page:
+    with open_page(browser, address) as page:
         page.clock.install()
         page.goto(f"{address}/#example=red.jpg")
         field = page.get_by_role("group", name="Price").get_by_label("at least")
         field.press("5")
-        page.route("**/v1/status", go_live)
+        page.route("**/v1/status", change_generation)
         page.route("**/v1/facets*", lambda route: route.fulfill(json={"facets": [size]}))
         with page.expect_response("**/v1/facets*"):
-            follow_status(page)
-        follow_status(page)
+            poll_status(page)
+        poll_status(page)
         expect(field).to_be_focused()
         expect(field).to_have_value("5")
         page.locator("#filters summary").focus()
-        follow_status(page)
+        poll_status(page)
         expect(page.get_by_role("group", name="Size")).to_be_visible()
 
 
-# --- small things
+# --- details
 
 
-def test_what_only_some_items_have_is_a_filter_and_hidden_values_are_counted(browser: Browser, address: str) -> None:
+def test_attributes_of_some_items_are_filters_and_hidden_values_are_counted(browser: Browser, address: str) -> None:
     def facet(name: str, *values: tuple[str | bool, int]) -> dict[str, object]:
         return {"name": name, "values": values, "minimum": None, "maximum": None, "distinct": len(values)}
 
@@ -301,7 +303,7 @@ def test_what_only_some_items_have_is_a_filter_and_hidden_values_are_counted(bro
         facet("designer", ("Anna", 1)),
         facet("colour", *((colour, 1) for colour in COLOURS)),
     ]
-    with opened(browser, address) as page:
+    with open_page(browser, address) as page:
         page.route("**/v1/facets*", lambda route: route.fulfill(json={"facets": facets}))
         page.goto(f"{address}/#example=red.jpg&filter={quote(json.dumps({'colour': COLOURS[7]}))}")
         expect(page.locator("#facets legend")).to_have_text(["Colour", "On sale"])
@@ -309,18 +311,18 @@ def test_what_only_some_items_have_is_a_filter_and_hidden_values_are_counted(bro
         expect(page.get_by_role("checkbox", name=COLOURS[6])).to_be_focused()
 
 
-def test_the_tab_and_the_skip_link_know_the_answer(page: Page, address: str) -> None:
+def test_tab_title_and_skip_link_follow_the_results(page: Page, address: str) -> None:
     expect(page).to_have_title("Lookalike")
     page.goto(f"{address}/#item=ball-green")
     expect(page).to_have_title("More like A green ball · Lookalike")
-    page.get_by_text("Skip to the content").press("Enter")
+    page.get_by_text("Skip to content").press("Enter")
     expect(page.get_by_role("heading", name="More like A green ball")).to_be_focused()
     page.go_back()
     expect(page).to_have_title("Lookalike")
 
 
-def test_a_link_that_may_not_be_copied_is_told(page: Page, address: str) -> None:
+def test_blocked_copying_shows_a_notice(page: Page, address: str) -> None:
     page.add_init_script("navigator.clipboard.writeText = () => Promise.reject(new DOMException('no'))")
     page.goto(f"{address}/?fresh#item=ball-green")
     page.get_by_role("button", name="Copy link").click()
-    expect(page.locator("#told")).to_contain_text("did not let the page copy")
+    expect(page.locator("#notice")).to_contain_text("blocked copying")
