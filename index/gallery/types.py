@@ -17,6 +17,7 @@ from index.items import MAX_TEXT_LENGTH as MAX_TEXT_LENGTH
 from index.items import MAX_TOP as MAX_TOP
 from index.items import Attribute as Attribute
 from index.items import AttributeName as AttributeName
+from index.items import Facet as Facet
 from index.items import Item as Item
 
 Progress = Callable[[int, int], None]
@@ -104,16 +105,6 @@ class SearchResult:
     def cursor(self) -> str | None:
         """Where the next page of a single query begins; None after the last."""
         return self.next_page() if self.next_page else None
-
-
-class Facet(Frozen):
-    """An attribute: its most frequent values with their counts, and the range of its numbers."""
-
-    name: str
-    values: list[tuple[Attribute, int]]
-    minimum: int | float | None
-    maximum: int | float | None
-    distinct: int
 
 
 class IndexStats(Frozen):

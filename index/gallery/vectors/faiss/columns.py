@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from index.gallery.filters import AnyOf, Condition, Exists, Filter, Range, ValueType, plain_number
 from index.gallery.types import Attribute, Facet
 from index.gallery.vectors.faiss.arrays import Arrays, Texts, pack_texts
-from index.items import Facet as Facet
 
 Mask = NDArray[np.bool_]
 
