@@ -4,7 +4,7 @@ BIN := .venv/bin
 DEMO_DIR ?= demo
 PORT ?= 8000
 
-.PHONY: env demo test test-containers lint bench package sbom audit clean
+.PHONY: env demo check test test-containers lint bench package sbom audit clean
 
 env: .venv/.complete
 
@@ -29,6 +29,10 @@ env: .venv/.complete
 
 demo: env
 	$(BIN)/lookalike demo --dir $(DEMO_DIR) --port $(PORT)
+
+# The tests that are not marked `slow`, to run while working.
+check: env lint
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
 test: env lint .venv-serve/.complete
 	$(BIN)/python -m pytest -n auto --dist loadfile
