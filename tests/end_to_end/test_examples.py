@@ -1,4 +1,4 @@
-"""The examples of docs/search.md, each run as it stands against a real service."""
+"""Runs each example of docs/search.md unchanged against a real service."""
 
 import json
 import os
@@ -44,14 +44,14 @@ class Example(NamedTuple):
 
 
 def examples() -> list[Example]:
-    """The fenced blocks of the page, each with the line where it begins."""
+    """Returns the fenced blocks of the page, each with the line where it begins."""
     page = PAGE.read_text(encoding="utf-8")
     blocks = re.finditer(r"^```(\w+)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     return [Example(found[1], page.count("\n", 0, found.start()) + 1, found[2]) for found in blocks]
 
 
 class Place(NamedTuple):
-    """Where the examples are run: a folder with a photo, a service without keys and one with them."""
+    """The folder with a photo, a service without keys and one with keys that the examples use."""
 
     folder: Path
     open: str
@@ -83,39 +83,40 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 @pytest.mark.parametrize(
     "example", [it for it in examples() if it.language != "json"], ids=lambda it: f"line {it.line}"
 )
-def test_an_example_runs_as_it_stands(example: Example, place: Place) -> None:
+def test_an_example_runs_unchanged(example: Example, place: Place) -> None:
     command = COMMANDS[example.language]
     if not shutil.which(command[0]):
         pytest.skip(f"{command[0]} is not installed")
     needs_key = "LOOKALIKE_KEY" in example.text
     text = example.text.replace(ADDRESS, place.guarded if needs_key else place.open)
-    assert text != example.text, "an example talks to the service"
+    assert text != example.text, "an example calls the service"
     environment = {**os.environ, "LOOKALIKE_KEY": place.key} if needs_key else None
-    told = subprocess.run(
+    ran = subprocess.run(
         [*command, text], cwd=place.folder, capture_output=True, text=True, timeout=60, check=False, env=environment
     )
-    assert told.returncode == 0, told.stderr + told.stdout
-    assert told.stdout.strip(), "an example shows something"
+    assert ran.returncode == 0, ran.stderr + ran.stdout
+    assert ran.stdout.strip(), "an example prints something"
 
 
-def test_every_way_to_call_is_shown() -> None:
+def test_the_page_has_examples_in_every_language() -> None:
     assert {example.language for example in examples()} == {*COMMANDS, "json"}
 
 
-def test_the_answers_that_are_shown_have_the_shape_of_answers() -> None:
+def test_the_responses_on_the_page_match_the_schemas() -> None:
     answer, problem = (json.loads(example.text) for example in examples() if example.language == "json")
     assert set(SearchAnswer.model_validate(answer).model_dump()) == set(answer)
     assert set(problems.Problem.model_validate(problem).model_dump()) == set(problem)
     search = create_app(Settings(gallery="none")).openapi()["paths"]["/v1/search"]["post"]
     described = search["responses"]["200"]["content"]["application/json"]["example"]
-    assert SearchAnswer.model_validate(described) == SearchAnswer.model_validate(answer), "one answer is shown"
+    assert SearchAnswer.model_validate(described) == SearchAnswer.model_validate(answer), (
+        "the page and the API description show the same answer"
+    )
 
 
-def test_every_problem_is_told_with_its_status() -> None:
+def test_the_page_lists_every_problem_with_its_status() -> None:
     kinds = [kind for kind in vars(problems).values() if isinstance(kind, problems.Kind)]
     kinds += [*problems.IMAGES.values(), *problems.FETCHES.values()]
-    rows = dict(re.findall(r"^\| (\d{3}) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
-    missing = [(kind.status, kind.slug) for kind in kinds if f"`{kind.slug}`" not in rows.get(str(kind.status), "")]
-    assert missing == []
-    told = {slug for row in rows.values() for slug in re.findall(r"`([a-z-]+)`", row)}
-    assert told == {kind.slug for kind in kinds}
+    rows = re.findall(r"^\| (\d{3}) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    listed = [(int(status), slug) for status, row in rows for slug in re.findall(r"`([a-z-]+)`", row)]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == {(kind.status, kind.slug) for kind in kinds}
