@@ -10,6 +10,7 @@ import typer
 
 from training.callbacks import Callback
 from training.errors import TrainingError
+from training.metric_names import metric_title
 
 if TYPE_CHECKING:
     from index.embedding.bundle import BundleCard
@@ -251,18 +252,13 @@ class TrainingProgressBar(Callback):
 
 def _row(record: dict[str, Any]) -> str:
     names = [name for name in record if name.rpartition(".")[2].startswith(("recall", "map"))]
-    return "  ".join(f"{_title(name)} {100 * record[name]:5.1f} %" for name in names)
-
-
-def _title(name: str) -> str:
-    titles = {"map@r": "MAP@R", "r_precision": "R-precision", "map": "mAP"}
-    return titles.get(name, name.replace("recall", "Recall").replace("map@r", "MAP@R"))
+    return "  ".join(f"{metric_title(name)} {100 * record[name]:5.1f} %" for name in names)
 
 
 def _print_report(report: dict[str, Any]) -> None:
     typer.echo(f"{report['queries']:,} queries against {report['gallery']:,} gallery photos")
     for name, value in report["figures"].items():
-        line = f"{_title(name):11} {100 * value:6.2f} %"
+        line = f"{metric_title(name):11} {100 * value:6.2f} %"
         if "intervals" in report:
             low, high = report["intervals"][name]
             line += f"  [{100 * low:6.2f}, {100 * high:6.2f}]"
@@ -291,7 +287,7 @@ def _train_folds(settings: "TrainingConfig", photos: "DataSet", out: Path, data:
     typer.echo(f"{'':11} {'separated':>16}  concatenated")
     for name, apart in result["separated"].items():
         mean, deviation, together = 100 * apart["mean"], 100 * apart["deviation"], 100 * result["concatenated"][name]
-        typer.echo(f"{_title(name):11} {mean:6.2f} ± {deviation:5.2f} %  {together:10.2f} %")
+        typer.echo(f"{metric_title(name):11} {mean:6.2f} ± {deviation:5.2f} %  {together:10.2f} %")
     typer.echo(f"Figures of all folds are in {out / RESULT}")
 
 

@@ -24,6 +24,7 @@ from training.data.registry import DataSet, Photo
 from training.data.torch_datasets import MeasuredPhotos
 from training.errors import TrainingError
 from training.evaluation import Embed, Progress, embed_photos, measure, torch_embedder
+from training.metric_names import retrieval_figures
 from training.quantization import ReducedPrecision, reduce_model
 
 MIN_COSINE = 0.9999
@@ -51,7 +52,7 @@ def export_run(run: RunFolder, out: Path, photos: Sequence[Photo]) -> Bundle:
             loss=config.loss.name,
             loss_settings=config.loss.settings,
             data=run.data.partition(":")[0],
-            metrics=_shares(run.result()),
+            metrics=retrieval_figures(run.result()),
             untrained_metrics=run.result()["untrained"],
             refit=run.is_refit,
             versions={name: version(name) for name in ("lookalike", "torch", "timm", "onnx", "onnxruntime")},
@@ -110,10 +111,6 @@ def _replaced(out: Path) -> Iterator[Path]:
             old.rename(out)
         for folder in (temporary, old):
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _shares(record: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in record.items() if name.startswith(("recall@", "map@"))}
 
 
 def _write_onnx(model: EmbeddingModel, side: int, path: Path) -> None:

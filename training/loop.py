@@ -20,6 +20,7 @@ from training.data.validation import check_photos
 from training.distributed import ProcessGroup, join_process_group
 from training.errors import TrainingError
 from training.losses.base import ProxyLoss
+from training.metric_names import retrieval_figures
 from training.optimizers import set_rates
 from training.run_logger import RunLogger
 from training.setup import TrainingSetup, describe_volume, prepare_training
@@ -263,7 +264,11 @@ class _Training:
             kept = self.world.broadcast(self.folder.model().state_dict() if self.world.is_main else None)
             work.measured.load_state_dict(kept)
             result |= work.test.measure(work.measured)
-        result |= {"untrained": _measured(progress.history[0]), "epochs": progress.epoch, "initial": progress.initial}
+        result |= {
+            "untrained": retrieval_figures(progress.history[0]),
+            "epochs": progress.epoch,
+            "initial": progress.initial,
+        }
         result |= _best_on_test(progress.history, self.config.selection.metric)
         if progress.dropped:
             result["dropped"] = progress.dropped
@@ -274,15 +279,10 @@ class _Training:
         return shared
 
 
-def _measured(record: dict[str, Any]) -> dict[str, float]:
-    """The figures on the test classes among all that a record holds."""
-    return {name: value for name, value in record.items() if name.startswith(("recall@", "map@"))}
-
-
 def _best_on_test(history: list[dict[str, Any]], metric: str) -> dict[str, Any]:
     """The epoch that papers report: chosen on the test classes, so it is too good, and nothing here follows from it."""
     trained = [record for record in history[1:] if metric in record]
     if not trained:
         return {}
     best = max(trained, key=lambda record: float(record[metric]))
-    return {"best_on_test": {"epoch": best["epoch"], **_measured(best)}}
+    return {"best_on_test": {"epoch": best["epoch"], **retrieval_figures(best)}}

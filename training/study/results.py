@@ -143,11 +143,6 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def pick_figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """Recall@K and MAP@R on the test classes, if that epoch has them."""
-    return {name: value for name, value in record.items() if name.startswith(("recall@", "map@"))}
-
-
 def shared_start(initial: Initial, processor: str, threads: int) -> dict[str, str]:
     """What runs of a seed must share to be paired: sums in another order move figures by tenths of a point."""
     return {

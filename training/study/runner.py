@@ -29,6 +29,7 @@ from training.distributed import ProcessGroup
 from training.errors import TrainingError
 from training.evaluation import versions
 from training.loop import train
+from training.metric_names import retrieval_figures
 from training.setup import prepare_training
 from training.study.file import DropRule, PlannedRun, RunKey, Study
 from training.study.results import (
@@ -36,7 +37,6 @@ from training.study.results import (
     Initial,
     RunResult,
     StudyFolder,
-    pick_figures,
     shared_start,
     sharing_warnings,
 )
@@ -211,7 +211,7 @@ class StudyRunner:
             config=described,
             config_digest=config_digest(described),
             epoch=chosen["epoch"],
-            figures=pick_figures(chosen),
+            figures=retrieval_figures(chosen),
             validation={name: value for name, value in chosen.items() if name.startswith("validation.")},
             untrained=chosen["untrained"],
             epochs_trained=chosen["epochs"],

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.metric_names import metric_title, retrieval_figures
 from training.study.file import PlannedRun, RunKey, Study
-from training.study.results import History, RunResult, pick_figures, sharing_warnings
+from training.study.results import History, RunResult, sharing_warnings
 
 METRICS = ("recall@1", "map@r")
 VIEWS = {"chosen": "chosen epoch", "last": "last epoch", "best": "best test*"}
@@ -123,16 +124,12 @@ def _views(result: RunResult, history: Sequence[Mapping[str, Any]], metric: str)
     measured = [record for record in history if record["epoch"] and metric in record]
     return {
         "chosen": result.figures,
-        "last": pick_figures(history[-1]) if history else {},
-        "best": pick_figures(max(measured, key=lambda record: float(record[metric]))) if measured else {},
+        "last": retrieval_figures(history[-1]) if history else {},
+        "best": retrieval_figures(max(measured, key=lambda record: float(record[metric]))) if measured else {},
     }
 
 
 # --- as text ---
-
-
-def metric_title(name: str) -> str:
-    return name.replace("recall", "Recall").replace("map@r", "MAP@R").replace("validation.", "validation ")
 
 
 def format_spread(spread: Spread | None, scale: float = 100, digits: int = 2) -> str:
