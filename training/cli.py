@@ -63,7 +63,7 @@ def train(
     settings = load_config(config, set_ or [], presets=[*(preset or _presets(data)), *benchmark])
     if protocol and refit:
         raise TrainingError("--refit trains one model, --protocol several.", "Use one of the two.")
-    photos = _load(data)
+    photos = read_data(data)
     if protocol:
         _train_folds(settings, photos, out, data, resume=resume)
         return
@@ -99,7 +99,7 @@ def evaluate(
     ks = _parse_ks(k)
     _refuse_learned(model, data)
     preprocessing, embed = load_model(model)
-    checked = _checked(_load(data))
+    checked = check_data(read_data(data))
     for remark in checked.remarks:
         typer.echo(remark, err=True)
     photos = checked.test
@@ -133,7 +133,7 @@ def export(
 
     reduced = _parse_precisions(precision)
     folder = RunFolder(run)
-    photos = _checked(_load(data or folder.data))
+    photos = check_data(read_data(data or folder.data))
     bundle = export_run(folder, out, photos.test[:64])
     typer.echo(f"Bundle {bundle.id} is in {out}")
     if not reduced:
@@ -167,10 +167,10 @@ def report(
     folder.model()  # raises for a run without a checkpoint before its photos are read
     _refuse_learned(run, spec)
     try:
-        photos = _load(spec)
+        photos = read_data(spec)
     except TrainingError as error:
         raise error if data else TrainingError(error.problem, "Say where the photos are now with --data.") from None
-    photos = _checked(photos)
+    photos = check_data(photos)
     with progress_bar("Embedding the test photos") as on_progress:
         write_report(folder, photos, page, spec=spec, on_progress=on_progress)
     typer.echo(f"The report is in {page}")
@@ -348,7 +348,8 @@ def _refuse_learned(model: Path, data: str) -> None:
         )
 
 
-def _load(spec: str) -> "DataSet":
+def read_data(spec: str) -> "DataSet":
+    """Reads the data set of a specification, with a progress bar."""
     from index.cli.progress import progress_bar
     from training.data.registry import load_data
 
@@ -356,8 +357,8 @@ def _load(spec: str) -> "DataSet":
         return load_data(spec, on_progress=on_progress)
 
 
-def _checked(data: "DataSet") -> "DataSet":
-    """Without the photos that cannot be read."""
+def check_data(data: "DataSet") -> "DataSet":
+    """Leaves out the photos that cannot be read, with a progress bar."""
     from index.cli.progress import progress_bar
     from training.data.validation import check_photos
 

@@ -10,10 +10,10 @@ from index.embedding.bundle import Bundle
 from index.gallery.jobs import JobRecord
 from index.ingest.pipeline import run_reindex
 from index.ingest.sources import Source
-from training.callbacks import Callback
+from training.callbacks import Callback, Progress
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
-from training.data.registry import DataSet, Progress, shop_data
+from training.data.registry import DataSet, shop_data
 from training.data.sample_shop import ShopPhoto, read_shop, write_shop
 from training.export import export_run
 from training.loop import train

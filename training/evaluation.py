@@ -29,13 +29,13 @@ from index.evaluation.ranking import RetrievalProtocol
 from index.gallery.vectors.faiss import builder
 from index.gallery.vectors.faiss import searcher as ann
 from training.backbones import EmbeddingModel
+from training.callbacks import Progress
 from training.checkpoints import RunFolder
 from training.data.registry import Photo
 from training.data.torch_datasets import MeasuredPhotos, decoding_workers
 from training.devices import choose_device, keep_freed_memory
 from training.distributed import ProcessGroup
 
-Progress = Callable[[int, int], None]
 Embed = Callable[[torch.Tensor], NDArray[np.float32]]
 
 _QUERIES = 1024

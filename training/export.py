@@ -4,7 +4,6 @@ import contextlib
 import io
 import logging
 import os
-import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -15,15 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from index._util.files import fsync_directory, temporary_sibling
+from index._util.files import atomic_directory
 from index.embedding.bundle import CARD_FILE, MODEL_FILE, Bundle, write_card
 from index.embedding.embedder import Embedder
 from training.backbones import EmbeddingModel
+from training.callbacks import Progress
 from training.checkpoints import RunFolder
 from training.data.registry import DataSet, Photo
 from training.data.torch_datasets import MeasuredPhotos
 from training.errors import TrainingError
-from training.evaluation import Embed, Progress, embed_photos, measure, torch_embedder
+from training.evaluation import Embed, embed_photos, measure, torch_embedder
 from training.metric_names import retrieval_figures
 from training.quantization import ReducedPrecision, reduce_model
 
@@ -42,7 +42,7 @@ def export_run(run: RunFolder, out: Path, photos: Sequence[Photo]) -> Bundle:
     if not photos:
         raise TrainingError("There are no test photos to check the exported model with.", "Name others with --data.")
     config, model = run.config, run.model()
-    with _replaced(out) as temporary:
+    with _new_bundle(out) as temporary:
         _write_onnx(model, config.preprocessing.input_size, temporary / MODEL_FILE)
         write_card(
             temporary,
@@ -75,7 +75,7 @@ def export_reduced(
     for precision in precisions:
         photos = DataLoader(MeasuredPhotos([data.train[place] for place in chosen], rule), batch_size=16)
         out = bundle.directory.with_name(f"{bundle.directory.name}-{precision}")
-        with _replaced(out) as temporary:
+        with _new_bundle(out) as temporary:
             batches = (pixels.numpy() for pixels in photos)
             reduce_model(bundle.model_path, temporary / MODEL_FILE, precision, batches)
             details = bundle.card.model_dump(exclude={"id", "model_digest", "preprocessing", "schema_version"})
@@ -89,28 +89,14 @@ def export_reduced(
 
 
 @contextlib.contextmanager
-def _replaced(out: Path) -> Iterator[Path]:
-    """A folder to fill; on success it takes the place of `out`, and a failure leaves the old one whole.
-
-    A kill does too, save between the two renames, which leaves both bundles whole beside `out`.
-    """
+def _new_bundle(out: Path) -> Iterator[Path]:
+    """Yields a folder to fill that replaces the bundle at `out` on success."""
     if out.exists() and not (out / CARD_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise TrainingError(f"{out} exists and is not a bundle.", "Choose another folder with --out.")
-    temporary, old = temporary_sibling(out, "tmp"), temporary_sibling(out, "old")
-    temporary.mkdir(parents=True)
-    try:
+    with atomic_directory(out) as temporary:
         yield temporary
         with (temporary / MODEL_FILE).open("rb+") as model:
             os.fsync(model.fileno())
-        if out.exists():
-            out.rename(old)
-        temporary.rename(out)
-        fsync_directory(out.parent)
-    finally:
-        if old.exists() and not out.exists():
-            old.rename(out)
-        for folder in (temporary, old):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write_onnx(model: EmbeddingModel, side: int, path: Path) -> None:

@@ -34,7 +34,7 @@ Drop = Callable[[list[dict[str, Any]]], str | None]
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run has come; a checkpoint holds it, also in the middle of an epoch."""
 
     epoch: int = 0
@@ -94,9 +94,9 @@ def train(
             work = prepare_training(config, data, out, world, callback, pretrained=checkpoint is None)
             reports = config.tracker is not None and world.is_main
             tracker = ExperimentTracker(config, out, callback.on_message) if reports else None
-        progress = Progress(initial=work.initial)
+        progress = RunProgress(initial=work.initial)
         if checkpoint:
-            progress = Progress(**checkpoint["progress"])
+            progress = RunProgress(**checkpoint["progress"])
             if progress.initial["photos"] != work.initial["photos"]:
                 raise TrainingError(
                     f"The photos of {spec} have changed since the run {out} began: its classes may not be the same.",
@@ -116,7 +116,7 @@ class _Training:
     folder: RunFolder
     world: ProcessGroup
     work: TrainingSetup
-    progress: Progress
+    progress: RunProgress
     recorder: RunLogger
     callback: Callback
     drop: Drop | None

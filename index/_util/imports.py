@@ -1,5 +1,6 @@
 """The two engines that an extra brings, imported late so that a missing one is told in one line."""
 
+from importlib import import_module
 from typing import Any
 
 from index.errors import LookalikeError
@@ -29,3 +30,13 @@ def faiss() -> Any:
     except ImportError as error:
         raise EngineMissing(f"FAISS cannot be imported ({error}).", _REMEDY) from None
     return library
+
+
+def require(module: str, *, extra: str) -> Any:
+    """Imports a module that an optional extra of the package installs."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise LookalikeError(
+            f"{module} cannot be imported ({error}).", f'Run: pip install "lookalike[{extra}]"'
+        ) from None

@@ -1,7 +1,6 @@
 """Pixels to vectors: ONNX Runtime over a bundle, and the bulk path that keeps it busy."""
 
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from index._util.files import cache_folder
 from index._util.imports import onnxruntime
 from index._util.system import usable_cores
 from index.embedding.bundle import Bundle, BundleError
@@ -189,5 +189,5 @@ def _provider_options(name: str) -> dict[str, Any]:
     """TensorRT compiles a model for minutes, so what it made is kept for the next start."""
     if name != "TensorrtExecutionProvider":
         return {}
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lookalike" / "tensorrt"
+    cache = cache_folder() / "tensorrt"
     return {"trt_engine_cache_enable": True, "trt_engine_cache_path": str(cache)}

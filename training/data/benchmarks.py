@@ -167,10 +167,8 @@ def _labelled_test(root: Path) -> Path:
 
 def _annotations(file: Path, name_field: str, images: Path) -> Iterator[tuple[Path, int]]:
     """The image and class of each record of a MATLAB file."""
-    try:
-        from scipy.io import loadmat
-    except ImportError:
-        raise TrainingError("Reading Cars-196 needs scipy.", "Run `pip install 'lookalike[train]'`.") from None
+    from scipy.io import loadmat
+
     read: Callable[..., dict[str, Any]] = loadmat
     try:
         content = read(file, squeeze_me=True, variable_names=["annotations"])

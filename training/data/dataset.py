@@ -3,14 +3,13 @@
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from training.errors import TrainingError
 
-Progress = Callable[[int, int], None]
 Box = tuple[int, int, int, int]
 """Left, top, right and bottom, in pixels of the upright image."""
 

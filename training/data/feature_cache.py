@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from index._util.files import fsync_directory
+from training.callbacks import Progress
 from training.config import AugmentationSettings
-from training.data.dataset import Photo, Progress
+from training.data.dataset import Photo
 from training.data.torch_datasets import TrainingPhotos, number_classes
 from training.errors import TrainingError
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 from PIL import ExifTags, Image, ImageOps
 
+from index._util.files import cache_folder
 from index._util.system import usable_cores
 from index.embedding.images import DEFAULT_LIMITS, FORMATS, ImageError, decode
-from training.data.dataset import DataSet, Photo, Progress, counted, tallied, usable, visible_part
-from training.data.registry import cache_folder
+from training.callbacks import Progress
+from training.data.dataset import DataSet, Photo, counted, tallied, usable, visible_part
 from training.errors import TrainingError
 
 _AT_ONCE = 512

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from training.cli import TrainingProgressBar, require_train_extra
+from training.cli import TrainingProgressBar, check_data, read_data, require_train_extra
 from training.errors import TrainingError
 
 if TYPE_CHECKING:
-    from training.data.registry import DataSet
     from training.study.file import PlannedRun, Study
     from training.study.results import StudyFolder
 
@@ -57,7 +56,9 @@ def study(
         if spec is None:
             raise TrainingError(f"{file} names no data.", "Say where the photos are with --data, e.g. cub:DIR.")
         _share_machine(threads, nice=nice)
-        runner = StudyRunner(table, spec, _load(spec), folder, TrainingProgressBar, typer.echo, keep_checkpoints)
+        runner = StudyRunner(
+            table, spec, check_data(read_data(spec)), folder, TrainingProgressBar, typer.echo, keep_checkpoints
+        )
         if dry_run:
             runner.check(runs)
             _print_plan(runs, folder)
@@ -76,17 +77,6 @@ def _share_machine(threads: int | None, *, nice: bool) -> None:
         os.nice(_LOWEST_PRIORITY)
     if threads:
         torch.set_num_threads(threads)
-
-
-def _load(spec: str) -> "DataSet":
-    from index.cli.progress import progress_bar
-    from training.data.registry import load_data
-    from training.data.validation import check_photos
-
-    with progress_bar("Reading the photos") as on_progress:
-        data = load_data(spec, on_progress=on_progress)
-    with progress_bar("Checking the photos") as on_progress:
-        return check_photos(data, on_progress=on_progress)
 
 
 def _print_plan(runs: "list[PlannedRun]", folder: "StudyFolder") -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from index.errors import LookalikeError
 from training.data.registry import Photo, load_data
 from training.errors import TrainingError
 
@@ -54,14 +55,14 @@ def test_a_parquet_table_reads_like_the_csv_table(tmp_path: Path) -> None:
     data = load_data(f"table:{tmp_path / 'shop.parquet'}")
     assert (data.train, data.test) == expected(tmp_path)
     (tmp_path / "bad.parquet").write_bytes(b"nothing of the kind")
-    with pytest.raises(TrainingError, match="no Parquet table"):
+    with pytest.raises(LookalikeError, match=r"bad.parquet is .* Parquet table"):
         load_data(f"table:{tmp_path / 'bad.parquet'}")
 
 
 def test_without_pyarrow_a_parquet_table_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "shop.parquet").touch()
-    with pytest.raises(TrainingError, match="pip install pyarrow"):
+    with pytest.raises(LookalikeError, match=r"pip install .lookalike\[parquet\]"):
         load_data(f"table:{tmp_path / 'shop.parquet'}")
 
 
