@@ -1,4 +1,4 @@
-"""Learns the embedding, measures it and exports it as a bundle; the only package with PyTorch."""
+"""Trains the embedding model, measures it and exports it as a bundle; the only package with PyTorch."""
 
 import os
 

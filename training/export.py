@@ -1,4 +1,4 @@
-"""Export: a trained run as bundles, refused unless ONNX Runtime repeats what PyTorch says."""
+"""Exports a trained run as bundles, after comparing ONNX Runtime's vectors with PyTorch's."""
 
 import contextlib
 import io
@@ -31,16 +31,16 @@ MIN_COSINE = 0.9999
 """Between a photo's vectors from PyTorch and from ONNX Runtime."""
 
 MAX_RECALL_LOSS = 0.005
-"""Of Recall@1 by a reduced precision, beyond which the user is told to think twice."""
+"""Loss of Recall@1 by a reduced precision above which the command line warns."""
 
 _CALIBRATION = 256
-"""Training photos that 8 bits are fitted to."""
+"""Training photos for the calibration of int8."""
 
 
 def export_run(run: RunFolder, out: Path, photos: Sequence[Photo]) -> Bundle:
-    """Writes the run's model as a bundle, after checking it on real photos; replaces an older bundle whole."""
+    """Writes the run's model as a bundle, after checking it on real photos; replaces an older bundle atomically."""
     if not photos:
-        raise TrainingError("There are no test photos to check the exported model with.", "Name others with --data.")
+        raise TrainingError("There are no test photos to check the exported model with.", "Give some with --data.")
     config, model = run.config, run.model()
     with _new_bundle(out) as temporary:
         _write_onnx(model, config.preprocessing.input_size, temporary / MODEL_FILE)
@@ -64,12 +64,12 @@ def export_run(run: RunFolder, out: Path, photos: Sequence[Photo]) -> Bundle:
 def export_reduced(
     bundle: Bundle, precisions: Sequence[ReducedPrecision], data: DataSet, on_progress: Progress | None = None
 ) -> list[Bundle]:
-    """Bundles of reduced precision beside a bundle, each named after it and written only with its measured figures.
+    """Writes bundles of reduced precision next to a bundle, each named after it and with its measured figures.
 
     All are measured through ONNX Runtime on the test photos. Their vectors differ, so each has an id of its own.
     """
     rule = bundle.preprocessing
-    exact = measure(data.test, rule, _checked(bundle), on_progress=on_progress)
+    exact = measure(data.test, rule, _finite_embedder(bundle), on_progress=on_progress)
     chosen = np.random.default_rng(0).permutation(len(data.train))[:_CALIBRATION]
     written = []
     for precision in precisions:
@@ -82,7 +82,7 @@ def export_reduced(
             details |= {"precision": precision, "fp32_metrics": exact}
             write_card(temporary, preprocessing=rule, **details)
             reduced = Bundle.load(temporary)
-            details["metrics"] = measure(data.test, rule, _checked(reduced), on_progress=on_progress)
+            details["metrics"] = measure(data.test, rule, _finite_embedder(reduced), on_progress=on_progress)
             write_card(temporary, preprocessing=rule, **details)
         written.append(Bundle.load(out))
     return written
@@ -100,7 +100,7 @@ def _new_bundle(out: Path) -> Iterator[Path]:
 
 
 def _write_onnx(model: EmbeddingModel, side: int, path: Path) -> None:
-    """The exporter chats on every channel there is; its errors come as exceptions, the rest is of no use here."""
+    """Writes the ONNX file; the exporter's prints and warnings are suppressed, its errors are exceptions."""
     example = torch.zeros((2, side, side, 3), dtype=torch.uint8)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -118,15 +118,15 @@ def _write_onnx(model: EmbeddingModel, side: int, path: Path) -> None:
         )
 
 
-def _checked(bundle: Bundle) -> Embed:
-    """The served model as a function, which refuses vectors that no search could compare."""
+def _finite_embedder(bundle: Bundle) -> Embed:
+    """Returns the bundle's model as a function that refuses vectors which are not finite."""
     embedder = Embedder(bundle)
 
     def embed(pixels: torch.Tensor) -> NDArray[np.float32]:
         vectors = embedder.embed(pixels.numpy())
         if not np.isfinite(vectors).all():
             raise TrainingError(
-                f"At precision {bundle.card.precision} the model's values overflow: a photo's vector is not finite.",
+                f"The model overflows at {bundle.card.precision}: a photo's vector is not finite.",
                 "No bundle of this precision was written; leave it out of --precision.",
             )
         return vectors
@@ -136,12 +136,12 @@ def _checked(bundle: Bundle) -> Embed:
 
 def _check_parity(model: EmbeddingModel, bundle: Bundle, photos: Sequence[Photo]) -> None:
     expected = embed_photos(photos, bundle.preprocessing, torch_embedder(model, torch.device("cpu")))
-    got = embed_photos(photos, bundle.preprocessing, _checked(bundle))
+    got = embed_photos(photos, bundle.preprocessing, _finite_embedder(bundle))
     cosine = np.sum(expected * got, axis=1)
     if not cosine.min() >= MIN_COSINE:
         worst = photos[int(cosine.argmin())].path
         raise TrainingError(
-            f"The exported model strays from PyTorch: cosine {cosine.min():.6f} on {worst}, "
+            f"The exported model differs from PyTorch: cosine {cosine.min():.6f} on {worst}, "
             f"at least {MIN_COSINE} is required.",
             "No bundle was written; try the versions of constraints.txt.",
         )

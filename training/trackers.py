@@ -17,9 +17,9 @@ _IDENTITY = "tracker.json"
 class ExperimentTracker:
     """Sends settings, epoch records and the result to a service; its failures are reported and never end a run."""
 
-    def __init__(self, config: TrainingConfig, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, config: TrainingConfig, folder: Path, on_message: Callable[[str], None]) -> None:
         assert config.tracker is not None
-        self._name, self._say, self._failed = config.tracker, say, False
+        self._name, self._on_message, self._failed = config.tracker, on_message, False
         file = folder / _IDENTITY
         known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         library = require(config.tracker, extra=config.tracker)
@@ -49,9 +49,9 @@ class ExperimentTracker:
     def _send(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:  # a service that is down for a minute must not end hours of training
+        except Exception as error:  # a short outage of the service must not end the run
             if not self._failed:
-                self._say(f"{self._name} does not take the run's figures: {error}. They stay in metrics.jsonl.")
+                self._on_message(f"{self._name} rejects the run's figures: {error}. They are kept in metrics.jsonl.")
             self._failed = True
 
 

@@ -41,7 +41,7 @@ def test_settings_that_contradict_each_other_are_refused(override: str) -> None:
         load_config(None, [override])
 
 
-@pytest.mark.parametrize(("text", "message"), [("a: [", "not YAML"), ("just words", "holds no settings")])
+@pytest.mark.parametrize(("text", "message"), [("a: [", "not YAML"), ("just words", "has no settings")])
 def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)

@@ -47,5 +47,5 @@ def test_a_device_that_computes_other_vectors_is_refused() -> None:
     expected = torch.randn(4, 64)
     check_vectors(expected.bfloat16().float(), expected, torch.device("cuda"))
     for wrong in (expected.roll(1, 0), expected * torch.nan):
-        with pytest.raises(TrainingError, match="computes other vectors than the CPU"):
+        with pytest.raises(TrainingError, match="computes different vectors than the CPU"):
             check_vectors(wrong, expected, torch.device("cuda"))

@@ -44,7 +44,7 @@ def test_a_checkpoint_file_is_measured_as_itself(data: DataSet, tmp_path: Path) 
     assert newest.keys() == best.keys()
 
     (run.path / "notes.pt").write_text("no weights")
-    with pytest.raises(TrainingError, match="is no checkpoint"):
+    with pytest.raises(TrainingError, match="is not a checkpoint"):
         load_model(run.path / "notes.pt")
     (tmp_path / "stray.pt").write_bytes((run.path / "best.pt").read_bytes())
     with pytest.raises(TrainingError, match="No training run at"):

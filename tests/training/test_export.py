@@ -31,11 +31,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
 
 
 def make_run(folder: Path, backbone: str, data: DataSet, *, gain: float = 1) -> RunFolder:
-    """A run as training leaves it, of a small network with random weights."""
+    """Returns a run as training leaves it, of a small network with random weights."""
     settings = [f"backbone={{name: {backbone}, weights: none, embedding_size: 32}}"]
     config = load_config(None, [*settings, "preprocessing={resize: 176, input_size: 160}"])
     run = RunFolder(folder)
-    with run.begun(config, f"folder:{data.train[0].path.parents[1]}", resume=False):
+    with run.begin(config, f"folder:{data.train[0].path.parents[1]}", resume=False):
         torch.manual_seed(1)
         model = EmbeddingModel(config.backbone, input_size=160, pretrained=False)
     with torch.no_grad():
@@ -127,7 +127,7 @@ def test_a_bundle_is_put_back_when_its_successor_cannot_take_its_place(
 
 def test_a_model_whose_values_overflow_is_not_written(data: DataSet, tmp_path: Path) -> None:
     bundle = export_run(make_run(tmp_path / "run", "test_efficientnet", data, gain=1e7), tmp_path / "bundle", data.test)
-    with pytest.raises(TrainingError, match="fp16 the model's values overflow"):
+    with pytest.raises(TrainingError, match="overflows at fp16"):
         export_reduced(bundle, ["fp16"], data)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "run"]
 

@@ -36,7 +36,7 @@ def workshop(data: DataSet, out: Path, *overrides: str, callback: RecordingCallb
 
 
 def step_gradients(work: TrainingSetup, epoch: int) -> set[str]:
-    """The names of the model's parameters that have a gradient after a batch of an epoch."""
+    """Returns the names of the model's parameters that have a gradient after a batch of an epoch."""
     work.begin_epoch(epoch, 0)
     inputs, labels = next(iter(work.loader))
     work.optimiser.zero_grad()

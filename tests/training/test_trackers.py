@@ -63,4 +63,4 @@ def test_a_service_that_fails_later_is_reported_once_and_ends_nothing(
     for epoch in (1, 2):
         callback.epoch({"epoch": epoch, "not a number": "text"})
     callback.close(failed=True)
-    assert len(said) == 1 and "mlflow does not take the run's figures" in said[0]
+    assert len(said) == 1 and "mlflow rejects the run's figures" in said[0]

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from index.ingest.tables import open_table
-from training.data.dataset import Box, DataSet, Photo, listed_data, split_by_class, without_missing
+from training.data.dataset import Box, DataSet, Photo, data_from_lists, drop_missing, split_by_class
 from training.errors import TrainingError
 
 _REQUIRED = ("label", "path")
@@ -16,7 +16,7 @@ Row = dict[str, str]
 
 
 def load_table(file: Path) -> DataSet:
-    """Reads a CSV, Parquet or JSON-lines table; without a `split` column a third of the classes is held out to test."""
+    """Reads a CSV, Parquet or JSON-lines table; without a `split` column a third of the classes is held out."""
     if not file.is_file():
         raise TrainingError(f"No table at {file}.", f"Name a CSV or Parquet file with columns {', '.join(_KNOWN)}.")
     table = open_table(file, file.name, str(file))
@@ -43,8 +43,8 @@ def load_table(file: Path) -> DataSet:
     if not rows:
         raise TrainingError(f"{file} has no rows.", "Give one row per photo.")
     if "split" in columns:
-        return listed_data(file.stem, train, test)
-    return split_by_class(file.stem, *without_missing(file.stem, test))
+        return data_from_lists(file.stem, train, test)
+    return split_by_class(file.stem, *drop_missing(file.stem, test))
 
 
 def _photo(row: Row, folder: Path) -> Photo:

@@ -1,4 +1,4 @@
-"""One self-contained page about a training run: its figures, its worst answers as photos, the space it learned."""
+"""One self-contained page about a training run: its figures, its worst queries as photos, the embedding space."""
 
 from training.report.page import write_report
 

@@ -91,7 +91,7 @@ def line_chart(
     """Draws curves over a common x, and `thin` ones that have no name; None when no curve has a finite value.
 
     `marks` are vertical lines with a word; `shares` are bars from the x-axis, of a height from 0 to 1 of a third of
-    the chart; `filled` tints what lies between the first two curves.
+    the chart; `filled` tints the area between the first two curves.
     """
     lines = [line._replace(points=[point for point in line.points if math.isfinite(point[1])]) for line in lines]
     lines = [line for line in lines if line.points]

@@ -14,7 +14,7 @@ import yaml
 from index.embedding.images import thumbnail
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
-from training.data.dataset import DataSet, Photo, counted
+from training.data.dataset import DataSet, Photo, count_noun
 from training.data.torch_datasets import read_photo
 from training.metric_names import metric_title
 from training.report.analysis import ReportProgress, RunAnalysis, analyse_run
@@ -124,12 +124,12 @@ def _facts(analysis: RunAnalysis, spec: str) -> dict[str, str]:
     overrides = ", ".join(f"{name} {value}" for name, value in config.loss.settings.items())
     speeds = [record["photos_per_second"] for record in analysis.history if "photos_per_second" in record]
     return {
-        "Data": f"{spec}: {counted(len(data.train), 'photo', 'photos')} of {learned:,} classes to learn, "
+        "Data": f"{spec}: {count_noun(len(data.train), 'photo', 'photos')} of {learned:,} classes to learn, "
         f"{len(data.test):,} of {measured:,} others to measure",
         "Backbone": f"{config.backbone.name}, {config.backbone.embedding_size} dimensions, "
         f"{config.preprocessing.input_size} pixels",
         "Loss": f"{config.loss.name} ({overrides or 'default settings'})",
-        "Training": f"{counted(config.epochs, 'epoch', 'epochs')}, batches of {config.sampling.batch_size}, "
+        "Training": f"{count_noun(config.epochs, 'epoch', 'epochs')}, batches of {config.sampling.batch_size}, "
         f"{config.optimiser.name} at {config.optimiser.learning_rate:g}, {config.schedule.kind}" + _cached_part(config),
         "Kept": f"epoch {analysis.chosen['epoch']}, " + _reason(analysis),
         "Speed": f"{median(speeds):,.0f} photos per second" if speeds else "no epoch finished",

@@ -1,4 +1,4 @@
-"""The embedding space as pictures need it: a fair sample, a map in the plane, similarities in an order with blocks."""
+"""The embedding space for the charts: a sample, a map in the plane, similarities ordered by clusters."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -91,7 +91,7 @@ def _points(history: History, field: str) -> list[tuple[float, float]]:
 
 
 def _mean_points(curves: Sequence[Line]) -> list[tuple[float, float]]:
-    """The mean where all seeds have a value: one that ended early would bend the curve."""
+    """Returns the mean over the epochs that all seeds have: one that ended early would bend the curve."""
     values = [dict(line.points) for line in curves]
     common = sorted(set.intersection(*(set(own) for own in values))) or sorted(values[0])
     return [(epoch, mean(own[epoch] for own in values if epoch in own)) for epoch in common]

@@ -1,4 +1,4 @@
-"""The verb `study`: many training runs from one file, with their summary and page."""
+"""The command `study`: many training runs from one file, with their summary and page."""
 
 import os
 from pathlib import Path
@@ -22,10 +22,10 @@ def study(
     data: Annotated[str | None, typer.Option(help="Photos, as for train; by default those of the file.")] = None,
     report: Annotated[Path | None, typer.Option(help="Also write the page of the study here.")] = None,
     only: Annotated[str | None, typer.Option(help="Train these runs only: NAME,NAME.")] = None,
-    summary: Annotated[bool, typer.Option("--summary", help="Train nothing, sum up what is finished.")] = False,
+    summary: Annotated[bool, typer.Option("--summary", help="Train nothing, summarise what is finished.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every run and list them, train nothing.")] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads of this process; by default all.", min=1)] = None,
-    nice: Annotated[bool, typer.Option(help="Leave the processor to other work when there is some.")] = True,
+    nice: Annotated[bool, typer.Option(help="Run at the lowest priority.")] = True,
     keep_checkpoints: Annotated[
         bool, typer.Option("--keep-checkpoints", help="Keep the full checkpoint of finished runs, not only weights.")
     ] = False,
@@ -54,7 +54,7 @@ def study(
             )
         spec = data or table.data
         if spec is None:
-            raise TrainingError(f"{file} names no data.", "Say where the photos are with --data, e.g. cub:DIR.")
+            raise TrainingError(f"{file} names no data.", "Give it with --data, e.g. cub:DIR.")
         _share_machine(threads, nice=nice)
         runner = StudyRunner(
             table, spec, check_data(read_data(spec)), folder, TrainingProgressBar, typer.echo, keep_checkpoints
@@ -66,7 +66,7 @@ def study(
         failed = runner.run(runs)
     _print_summary(table, folder, report)
     if failed:
-        typer.echo(f"Failed: {'; '.join(map(str, failed))}. The same command tries them again.", err=True)
+        typer.echo(f"Failed: {'; '.join(map(str, failed))}. Repeat the command to retry them.", err=True)
         raise typer.Exit(3)
 
 

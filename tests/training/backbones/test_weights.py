@@ -15,7 +15,7 @@ from training.errors import TrainingError
 
 
 def load(weights: str | Path, name: str = "test_resnet") -> dict[str, torch.Tensor]:
-    """The tensors of a small backbone after loading."""
+    """Returns the tensors of a small backbone after loading."""
     model = EmbeddingModel(BackboneSettings(name=name, weights=str(weights)), input_size=32)
     return dict(model.backbone.state_dict())
 
@@ -81,7 +81,7 @@ def test_a_file_that_is_not_there_or_no_state_dict_is_refused(tmp_path: Path) ->
     with pytest.raises(TrainingError, match="cannot be read as weights"):
         load(tmp_path / "notes.safetensors")
     torch.save([torch.zeros(2)], tmp_path / "list.pth")
-    with pytest.raises(TrainingError, match="holds no state dict"):
+    with pytest.raises(TrainingError, match="is not a state dict"):
         load(tmp_path / "list.pth")
 
 

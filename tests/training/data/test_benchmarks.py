@@ -58,7 +58,7 @@ def test_a_data_set_smaller_than_published_is_remarked(cub: Path) -> None:
     (cub / "images" / "001.Albatross" / "0000.jpg").unlink()
     missing, size, thin = load_data(f"cub:{cub}").remarks
     assert missing == "1 listed image file is missing, of 1 class: 001.Albatross (1)."
-    assert "3 photos to learn from and 4 to measure on, 5,864 and 5,924 are published" in size
+    assert "3 training and 4 test photos, published are 5,864 and 5,924" in size
     assert "001.Albatross" in thin
 
 
@@ -132,7 +132,7 @@ def test_a_damaged_or_foreign_annotation_file_is_named(split_cars: Path) -> None
     ):
         load_data(f"cars:{split_cars}")
     file.write_bytes(b"no matlab")
-    with pytest.raises(TrainingError, match=r"cars_train_annos\.mat is no MATLAB file"):
+    with pytest.raises(TrainingError, match=r"cars_train_annos\.mat is not a MATLAB file"):
         load_data(f"cars:{split_cars}")
 
 
@@ -192,7 +192,7 @@ def test_a_malformed_list_of_in_shop_is_told(tmp_path: Path) -> None:
     file = tmp_path / "list_eval_partition.txt"
     touch(tmp_path / CLOTHES[0][0])
     write(file, partition(CLOTHES, count=52712))
-    with pytest.raises(TrainingError, match="announces 52712 images and lists 6"):
+    with pytest.raises(TrainingError, match="declares 52712 images but lists 6"):
         load_data(f"inshop:{tmp_path}")
     write(file, partition([*CLOTHES, ("img/x.jpg", "id_1", "test")]))
     with pytest.raises(TrainingError, match="line 9: status 'test' is not train, query or gallery"):
@@ -204,5 +204,5 @@ def test_a_malformed_list_of_in_shop_is_told(tmp_path: Path) -> None:
 
 def test_in_shop_without_its_images_says_where_to_put_them(tmp_path: Path) -> None:
     write(tmp_path / "list_eval_partition.txt", partition(CLOTHES))
-    with pytest.raises(TrainingError, match=r"holds a folder WOMEN.*img\.zip"):
+    with pytest.raises(TrainingError, match=r"folder WOMEN is in none of .*img\.zip"):
         load_data(f"inshop:{tmp_path}")

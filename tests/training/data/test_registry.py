@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny_gallery import write_tiny_folder
-from training.data.dataset import without_missing
+from training.data.dataset import drop_missing
 from training.data.registry import DataSet, Photo, hold_out, load_data
 from training.errors import TrainingError
 
@@ -63,7 +63,7 @@ def test_files_of_unknown_types_and_empty_folders_are_remarked_but_hidden_ones_a
     data = load_data(f"folder:{folder}")
     assert data.remarks == (
         "1 folder holds no photos: later.",
-        "3 files are no image of a known type and left out: .heic (2), .txt (1).",
+        "3 files are not images of a known type and left out: .heic (2), .txt (1).",
     )
     assert len(data.train) + len(data.test) == 32
 
@@ -126,7 +126,7 @@ def test_missing_files_are_counted_by_class_with_a_handful_of_names(tmp_path: Pa
     photos = [Photo(tmp_path / label / f"{n}.jpg", label) for label in "abcdefgh" for n in range(ord(label) - 96)]
     (tmp_path / "h").mkdir()
     (tmp_path / "h" / "0.jpg").touch()
-    kept, remarks = without_missing("shop", photos)
+    kept, remarks = drop_missing("shop", photos)
     assert kept == (Photo(tmp_path / "h" / "0.jpg", "h"),)
     assert remarks == (
         "35 listed image files are missing, of 8 classes: g (7), h (7), f (6), e (5), d (4) and 3 more.",
@@ -134,5 +134,5 @@ def test_missing_files_are_counted_by_class_with_a_handful_of_names(tmp_path: Pa
 
 
 def test_nothing_but_missing_files_is_refused_with_an_example(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"none of the 2 listed image files is there \(.*0\.jpg\)"):
-        without_missing("shop", [Photo(tmp_path / "0.jpg", "a"), Photo(tmp_path / "1.jpg", "a")])
+    with pytest.raises(TrainingError, match=r"none of the 2 listed image files exists \(.*0\.jpg\)"):
+        drop_missing("shop", [Photo(tmp_path / "0.jpg", "a"), Photo(tmp_path / "1.jpg", "a")])

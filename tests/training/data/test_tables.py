@@ -123,5 +123,5 @@ def test_a_query_without_a_photo_to_find_is_remarked_and_only_such_are_refused(t
     lonely = {"label": 3, "path": "d0.jpg", "split": "validation", "is_query": True, "is_gallery": True}
     data = load_data(f"table:{write_table(tmp_path, [*ROWS, lonely])}")
     assert data.remarks[-1] == "1 test photo has no other photo of the class to find: 3 (1)."
-    with pytest.raises(TrainingError, match="nothing to measure"):
+    with pytest.raises(TrainingError, match="cannot be measured"):
         load_data(f"table:{write_table(tmp_path, [*ROWS[:3], lonely])}")

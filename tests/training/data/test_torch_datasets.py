@@ -61,7 +61,7 @@ def test_a_photo_is_cut_to_its_box_before_anything_else(tmp_path: Path) -> None:
 def test_a_box_is_cut_to_the_image_but_one_outside_is_refused(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(tiny_photo(0, 0))
     assert read_photo(Photo(tmp_path / "photo.jpg", "mug", (-5, 90, 20, 300))).size == (20, 6)
-    with pytest.raises(TrainingError, match=r"photo\.jpg \(class mug\): the box .* lies outside its \(96, 96\) pixels"):
+    with pytest.raises(TrainingError, match=r"photo\.jpg \(class mug\): the box .* is outside its \(96, 96\) pixels"):
         read_photo(Photo(tmp_path / "photo.jpg", "mug", (96, 0, 120, 20)))
 
 

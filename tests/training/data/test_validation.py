@@ -118,7 +118,7 @@ def test_a_box_outside_the_upright_image_is_left_out(data: DataSet, cache: Path)
     inside, outside = Photo(path, label, (250, 350, 260, 390)), Photo(path, label, (350, 250, 390, 260))
     checked = check_photos(DataSet("boxes", (inside, outside, *data.train), data.test), cache=cache)
     assert inside in checked.train and outside not in checked.train
-    assert "lies outside the image of 300 x 400 pixels" in checked.remarks[1]
+    assert "is outside the image of 300 x 400 pixels" in checked.remarks[1]
     assert read_photo(inside).size == (10, 40)
 
 
@@ -134,7 +134,7 @@ def test_a_data_set_of_bad_photos_is_refused_with_the_reason(data: DataSet, cach
 def test_a_damaged_record_says_what_to_do(data: DataSet, cache: Path) -> None:
     cache.parent.mkdir()
     cache.write_bytes(b"not a database" * 100)
-    with pytest.raises(TrainingError, match=r"checked\.sqlite cannot be used.*Delete it"):
+    with pytest.raises(TrainingError, match=r"checked\.sqlite is not usable.*Delete it"):
         check_photos(data, cache=cache)
     shutil.rmtree(cache.parent)
     assert check_photos(data, cache=cache) is data

@@ -22,7 +22,7 @@ STATES = ("outlier", "informative", "easy", "damped_negatives")
 
 
 def settings(**changes: Any) -> ProxyISASettings:
-    """A schedule and a volume small enough that every rule acts within a few dozen steps."""
+    """Returns a schedule and a volume small enough that every rule acts within a few dozen steps."""
     return ProxyISASettings(**{"queue_start": 3, "filter_start": 6, "queue_size": 37, "volume": 12.0, **changes})
 
 
@@ -39,7 +39,7 @@ def batches(steps: int, seed: int = 0, batch: int = BATCH) -> list[tuple[Tensor,
 
 
 def queue_in_order(loss: ProxyISALoss) -> list[tuple[int, list[float]]]:
-    """The queue's entries from the oldest to the newest."""
+    """Returns the queue's entries from the oldest to the newest."""
     state, capacity = loss.hardness, loss.hardness.settings.queue_capacity
     order = (torch.arange(capacity) + state.pointer) % capacity
     entries = [(int(state.queue_labels[slot]), state.queue[slot].tolist()) for slot in order]
@@ -301,11 +301,11 @@ def test_proxies_start_kaiming_normal_by_fan_out() -> None:
 @pytest.mark.parametrize(
     ("embeddings", "labels", "says"),
     [
-        (torch.zeros(4, SIZE), torch.tensor([0, 1, 2, CLASSES]), f"Label {CLASSES} lies outside 0..{CLASSES - 1}"),
-        (torch.zeros(4, SIZE), torch.tensor([0, -1, 2, 3]), "Label -1 lies outside"),
+        (torch.zeros(4, SIZE), torch.tensor([0, 1, 2, CLASSES]), f"Label {CLASSES} is outside 0..{CLASSES - 1}"),
+        (torch.zeros(4, SIZE), torch.tensor([0, -1, 2, 3]), "Label -1 is outside"),
         (torch.zeros(4, SIZE), torch.zeros(3, dtype=torch.long), "one label for each of 4 embeddings"),
         (torch.zeros(4, SIZE), torch.zeros(4, 1, dtype=torch.long), r"got shape \[4, 1\]"),
-        (torch.zeros(4, SIZE), torch.zeros(4), "whole numbers, got torch.float32"),
+        (torch.zeros(4, SIZE), torch.zeros(4), "integers, got torch.float32"),
         (torch.zeros(4, SIZE + 1), torch.zeros(4, dtype=torch.long), r"shape \[batch, 5\], got \[4, 6\]"),
         (torch.zeros(0, SIZE), torch.zeros(0, dtype=torch.long), "skip empty batches"),
     ],

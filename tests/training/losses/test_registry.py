@@ -120,7 +120,7 @@ def test_a_batch_of_one_class_is_survived(name: str) -> None:
 @pytest.mark.parametrize("name", loss_names())
 def test_labels_out_of_range_are_refused(name: str) -> None:
     loss = make_loss(name, CLASSES, SIZE, SPECIAL.get(name, {}))
-    with pytest.raises(LookalikeError, match=f"Label {CLASSES} lies outside"):
+    with pytest.raises(LookalikeError, match=f"Label {CLASSES} is outside"):
         loss(torch.randn(2, SIZE), torch.tensor([0, CLASSES]))
 
 

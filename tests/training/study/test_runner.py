@@ -242,7 +242,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"runs": {"a/b": {}}}, "runs.a/b"),
     ({"runs": {}}, "runs={}"),
     ({"baseline": "ancor"}, "baseline='ancor' is not a run; did you mean anchor"),
-    ({"seeds": [0, 0]}, "names a seed twice"),
+    ({"seeds": [0, 0]}, "lists a seed twice"),
     ({"seeds": ["0"]}, "seeds.0='0'"),
     ({"runs": {"a": {"seed": 3}}}, "runs.a.seed=3: list seeds under seeds"),
     ({"presets": ["club"]}, "No preset is called 'club'"),
@@ -263,7 +263,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="No study at"):
         read_study(file)
     file.write_text("name: x\nruns:\n  a: {}\n  a: {epochs: 3}\n")
-    with pytest.raises(TrainingError, match="'a' comes twice"):
+    with pytest.raises(TrainingError, match="'a' is a duplicate key"):
         read_study(file)
 
 
