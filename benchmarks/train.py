@@ -26,7 +26,7 @@ from PIL import Image, ImageDraw
 from index._util.system import usable_cores
 from training.callbacks import Callback
 from training.config import TrainingConfig, parse_config
-from training.data.registry import DataSet, Photo
+from training.data import DataSet, Photo
 from training.data.torch_datasets import decoding_workers
 from training.loop import train
 

@@ -15,7 +15,7 @@ from training.metric_names import metric_title
 if TYPE_CHECKING:
     from index.embedding.bundle import BundleCard
     from training.config import TrainingConfig
-    from training.data.registry import DataSet
+    from training.data import DataSet
     from training.quantization import ReducedPrecision
 
 _PACKAGES = (
@@ -142,7 +142,7 @@ def export(
         others = export_reduced(bundle, reduced, photos, on_progress)
     for other in others:
         typer.echo(f"Bundle {other.id} is in {other.directory} ({other.card.precision})")
-        _compare_precision(other.card)
+        typer.echo("\n".join(format_precision(other.card)))
 
 
 def report(
@@ -303,14 +303,15 @@ def _parse_precisions(text: str) -> "list[ReducedPrecision]":
     return [name for name in REDUCED_PRECISIONS if name in wanted]
 
 
-def _compare_precision(card: "BundleCard") -> None:
+def format_precision(card: "BundleCard") -> list[str]:
+    """Formats the figures of a reduced precision and of fp32, with a warning when Recall@1 drops too far."""
     from training.export import MAX_RECALL_LOSS
 
-    typer.echo(f"  {card.precision}".ljust(18) + _row(card.metrics))
-    typer.echo("  fp32".ljust(18) + _row(card.fp32_metrics))
-    lost = card.fp32_metrics["recall@1"] - card.metrics["recall@1"]
-    if lost > MAX_RECALL_LOSS:
-        typer.echo(f"  {card.precision} loses {100 * lost:.1f} points of Recall@1: compare before you use it.")
+    lines = [f"  {card.precision}".ljust(18) + _row(card.metrics), "  fp32".ljust(18) + _row(card.fp32_metrics)]
+    loss = card.fp32_metrics["recall@1"] - card.metrics["recall@1"]
+    if loss > MAX_RECALL_LOSS:
+        lines.append(f"  {card.precision} loses {100 * loss:.1f} points of Recall@1: compare before you use it.")
+    return lines
 
 
 def _parse_ks(text: str) -> list[int]:
@@ -351,7 +352,7 @@ def _refuse_learned(model: Path, data: str) -> None:
 def read_data(spec: str) -> "DataSet":
     """Reads the data set of a specification, with a progress bar."""
     from index.cli.progress import progress_bar
-    from training.data.registry import load_data
+    from training.data import load_data
 
     with progress_bar("Reading the photos") as on_progress:
         return load_data(spec, on_progress=on_progress)
@@ -360,7 +361,7 @@ def read_data(spec: str) -> "DataSet":
 def check_data(data: "DataSet") -> "DataSet":
     """Leaves out the photos that cannot be read, with a progress bar."""
     from index.cli.progress import progress_bar
-    from training.data.validation import check_photos
+    from training.data import check_photos
 
     with progress_bar("Checking the photos") as on_progress:
         return check_photos(data, on_progress=on_progress)

@@ -13,7 +13,7 @@ from index.ingest.sources import Source
 from training.callbacks import Callback, Progress
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
-from training.data.registry import DataSet, shop_data
+from training.data import DataSet, shop_data
 from training.data.sample_shop import ShopPhoto, read_shop, write_shop
 from training.export import export_run
 from training.loop import train

@@ -31,7 +31,7 @@ from index.gallery.vectors.faiss import searcher as ann
 from training.backbones import EmbeddingModel
 from training.callbacks import Progress
 from training.checkpoints import RunFolder
-from training.data.registry import Photo
+from training.data import Photo
 from training.data.torch_datasets import MeasuredPhotos, decoding_workers
 from training.devices import choose_device, keep_freed_memory
 from training.distributed import ProcessGroup

@@ -20,7 +20,7 @@ from index.embedding.embedder import Embedder
 from training.backbones import EmbeddingModel
 from training.callbacks import Progress
 from training.checkpoints import RunFolder
-from training.data.registry import DataSet, Photo
+from training.data import DataSet, Photo
 from training.data.torch_datasets import MeasuredPhotos
 from training.errors import TrainingError
 from training.evaluation import Embed, embed_photos, measure, torch_embedder
@@ -37,7 +37,7 @@ _CALIBRATION = 256
 """Training photos for the calibration of int8."""
 
 
-def export_run(run: RunFolder, out: Path, photos: Sequence[Photo]) -> Bundle:
+def export_run(run: RunFolder, out: Path, photos: Sequence[Photo], *, min_cosine: float = MIN_COSINE) -> Bundle:
     """Writes the run's model as a bundle, after checking it on real photos; replaces an older bundle atomically."""
     if not photos:
         raise TrainingError("There are no test photos to check the exported model with.", "Give some with --data.")
@@ -57,7 +57,7 @@ def export_run(run: RunFolder, out: Path, photos: Sequence[Photo]) -> Bundle:
             refit=run.is_refit,
             versions={name: version(name) for name in ("lookalike", "torch", "timm", "onnx", "onnxruntime")},
         )
-        _check_parity(model, Bundle.load(temporary), photos)
+        _check_parity(model, Bundle.load(temporary), photos, min_cosine)
     return Bundle.load(out)
 
 
@@ -134,14 +134,14 @@ def _finite_embedder(bundle: Bundle) -> Embed:
     return embed
 
 
-def _check_parity(model: EmbeddingModel, bundle: Bundle, photos: Sequence[Photo]) -> None:
+def _check_parity(model: EmbeddingModel, bundle: Bundle, photos: Sequence[Photo], min_cosine: float) -> None:
     expected = embed_photos(photos, bundle.preprocessing, torch_embedder(model, torch.device("cpu")))
     got = embed_photos(photos, bundle.preprocessing, _finite_embedder(bundle))
     cosine = np.sum(expected * got, axis=1)
-    if not cosine.min() >= MIN_COSINE:
+    if not cosine.min() >= min_cosine:
         worst = photos[int(cosine.argmin())].path
         raise TrainingError(
             f"The exported model differs from PyTorch: cosine {cosine.min():.6f} on {worst}, "
-            f"at least {MIN_COSINE} is required.",
+            f"at least {min_cosine} is required.",
             "No bundle was written; try the versions of constraints.txt.",
         )

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from training.callbacks import Callback
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
-from training.data.dataset import DataSet
-from training.data.validation import check_photos
+from training.data import DataSet, check_photos
 from training.distributed import ProcessGroup, join_process_group
 from training.errors import TrainingError
 from training.losses.base import ProxyLoss

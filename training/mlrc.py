@@ -21,8 +21,8 @@ from index.evaluation.metrics import KS, unit_vectors
 from training.callbacks import Callback
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
-from training.data.dataset import DataSet, Photo, fold_out
-from training.data.validation import check_photos
+from training.data import DataSet, Photo, check_photos
+from training.data.dataset import fold_out
 from training.distributed import join_process_group
 from training.errors import TrainingError
 from training.evaluation import embed_photos, full_report, load_model, versions

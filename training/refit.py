@@ -11,8 +11,7 @@ from typing import Any
 
 from training.callbacks import Callback
 from training.checkpoints import REFIT, RunFolder
-from training.data.dataset import DataSet
-from training.data.validation import check_photos
+from training.data import DataSet, check_photos
 from training.errors import TrainingError
 from training.loop import train
 

@@ -17,7 +17,8 @@ from training.backbones import EmbeddingModel
 from training.callbacks import Callback
 from training.checkpoints import REFIT
 from training.config import TrainingConfig
-from training.data.dataset import DataSet, Photo, fold_out, hold_out
+from training.data import DataSet, Photo
+from training.data.dataset import fold_out, hold_out
 from training.data.feature_cache import CachedFeatures, cache_features
 from training.data.samplers import Batches, expected_positives, make_batches
 from training.data.torch_datasets import TrainingPhotos, decoding_workers

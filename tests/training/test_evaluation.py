@@ -14,7 +14,7 @@ from tests.support.tiny_gallery import write_tiny_folder
 from tests.support.training_runs import SMALL_SETTINGS, RecordingCallback
 from training.checkpoints import RunFolder
 from training.config import load_config
-from training.data.registry import DataSet, Photo, load_data
+from training.data import DataSet, Photo, load_data
 from training.errors import TrainingError
 from training.evaluation import full_report, index_metrics, load_model, measure, photo_protocol
 from training.loop import train

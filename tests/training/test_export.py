@@ -17,7 +17,7 @@ from training import cli
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.config import load_config
-from training.data.registry import DataSet, load_data
+from training.data import DataSet, load_data
 from training.errors import TrainingError
 from training.evaluation import load_model, measure
 from training.export import export_reduced, export_run

@@ -18,13 +18,11 @@ from tests.support.training_runs import SMALL_SETTINGS, RecordingCallback
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
-from training.data.registry import DataSet, load_data
+from training.data import DataSet, load_data
 from training.errors import TrainingError
 from training.evaluation import load_model, measure
 from training.export import export_run
 from training.loop import train
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def same_weights(first: RunFolder, second: RunFolder) -> bool:

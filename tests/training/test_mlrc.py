@@ -14,8 +14,8 @@ from tests.support.tiny_gallery import write_tiny_folder
 from tests.support.training_runs import SMALL_SETTINGS, RecordingCallback
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
+from training.data import DataSet, Photo, load_data
 from training.data.dataset import fold_out
-from training.data.registry import DataSet, Photo, load_data
 from training.errors import TrainingError
 from training.evaluation import embed_photos, load_model
 from training.mlrc import FOLDS, measure_folds, train_folds
@@ -85,7 +85,7 @@ def test_four_models_are_trained_once_and_measured_apart_and_together(
     together = retrieval_metrics(np.concatenate(vectors, axis=1), names)
     assert result["concatenated"] == pytest.approx(together)
 
-    with pytest.raises(TrainingError, match="other settings"):
+    with pytest.raises(TrainingError, match="different settings"):
         train_folds(config.model_copy(update={"seed": 1}), data, out, "tiny", RecordingCallback(), resume=True)
 
 

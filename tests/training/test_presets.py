@@ -10,7 +10,7 @@ from tests.support.published_trees import TREES
 from tests.support.training_runs import RecordingCallback
 from training.checkpoints import RunFolder
 from training.config import load_config, preset_names
-from training.data.registry import DataSet, load_data, shop_data
+from training.data import DataSet, load_data, shop_data
 from training.data.sample_shop import write_shop
 from training.loop import train
 

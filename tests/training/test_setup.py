@@ -8,7 +8,7 @@ import torch
 from tests.support.tiny_gallery import write_tiny_folder
 from tests.support.training_runs import RecordingCallback
 from training.config import load_config
-from training.data.registry import DataSet, load_data
+from training.data import DataSet, load_data
 from training.data.samplers import BalancedBatches, RandomBatches
 from training.distributed import ProcessGroup
 from training.errors import TrainingError

@@ -9,7 +9,7 @@ from tests.support.tiny_gallery import write_tiny_folder
 from tests.support.training_runs import RecordingCallback
 from training.checkpoints import RunFolder
 from training.config import load_config
-from training.data.registry import load_data
+from training.data import load_data
 from training.loop import train
 from training.trackers import ExperimentTracker
 

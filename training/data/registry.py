@@ -6,13 +6,11 @@ from pathlib import Path
 from index._util.files import cache_folder
 from training.callbacks import Progress
 from training.data.benchmarks import load_cars, load_cub, load_inshop, load_sop
-from training.data.dataset import Box, DataSet, Photo, check_usable, hold_out
+from training.data.dataset import DataSet, Photo, check_usable
 from training.data.folders import load_folder
 from training.data.sample_shop import read_shop, write_shop
 from training.data.tables import load_table
 from training.errors import TrainingError
-
-__all__ = ["Box", "DataSet", "Photo", "default_shop", "hold_out", "load_data", "shop_data"]
 
 _LOADERS: dict[str, Callable[[Path], DataSet]] = {
     "folder": load_folder,

@@ -68,7 +68,7 @@ def _check_part(photos: list[Photo], record: sqlite3.Connection, pool: ThreadPoo
         fingerprint = (str(photo.path.absolute()), str(photo.box or ""), facts.st_size, facts.st_mtime_ns)
         if not record.execute(known, fingerprint).fetchone():
             new.append((photo, fingerprint))
-    problems = pool.map(_problem, [photo for photo, _ in new])
+    problems = pool.map(photo_problem, [photo for photo, _ in new])
     good = []
     for (photo, fingerprint), problem in zip(new, problems, strict=True):
         if problem:
@@ -82,7 +82,7 @@ def _check_part(photos: list[Photo], record: sqlite3.Connection, pool: ThreadPoo
     return bad
 
 
-def _problem(photo: Photo) -> str | None:
+def photo_problem(photo: Photo) -> str | None:
     """Returns why a photo cannot be used, or None."""
     try:
         size = _upright_size(photo.path.read_bytes())

@@ -11,7 +11,7 @@ from index.evaluation.metrics import retrieval_metrics
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
-from training.data.dataset import DataSet, Photo
+from training.data import DataSet, Photo
 from training.devices import choose_device
 from training.errors import TrainingError
 from training.evaluation import embed_photos, torch_embedder

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.dataset import Photo
+from training.data import Photo
 from training.evaluation import photo_protocol
 
 _BLOCK = 1024

@@ -14,7 +14,8 @@ import yaml
 from index.embedding.images import thumbnail
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
-from training.data.dataset import DataSet, Photo, count_noun
+from training.data import DataSet, Photo
+from training.data.dataset import count_noun
 from training.data.torch_datasets import read_photo
 from training.metric_names import metric_title
 from training.report.analysis import ReportProgress, RunAnalysis, analyse_run

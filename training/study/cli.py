@@ -92,7 +92,7 @@ def _print_plan(runs: "list[PlannedRun]", folder: "StudyFolder") -> None:
 
 
 def _print_summary(table: "Study", folder: "StudyFolder", report: Path | None) -> None:
-    from training.report.study_page import write_study_page
+    from training.report import write_study_page
     from training.study.summary import format_summary, summarise
 
     results, histories = folder.results(), folder.histories(table.plan())

@@ -23,7 +23,7 @@ from index.errors import LookalikeError
 from training.callbacks import Callback
 from training.checkpoints import RunFolder
 from training.config import RESUMABLE, TrainingConfig, flatten_settings
-from training.data.dataset import DataSet
+from training.data import DataSet
 from training.devices import choose_device
 from training.distributed import ProcessGroup
 from training.errors import TrainingError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.published_trees import annotation, partition, save_annotations
-from training.data.registry import DataSet, Photo, load_data
+from training.data import DataSet, Photo, load_data
 from training.errors import TrainingError
 
 

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from tests.support.small_backbones import untrained
 from tests.support.tiny_gallery import write_tiny_folder
 from training.config import AugmentationSettings
+from training.data import Photo, load_data
 from training.data.feature_cache import CachedFeatures, FeatureCache, cache_bytes, cache_features
-from training.data.registry import Photo, load_data
 from training.data.samplers import RandomBatches
 from training.data.torch_datasets import TrainingPhotos
 from training.errors import TrainingError

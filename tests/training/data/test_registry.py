@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.tiny_gallery import write_tiny_folder
-from training.data.dataset import drop_missing
-from training.data.registry import DataSet, Photo, hold_out, load_data
+from training.data import DataSet, Photo, load_data
+from training.data.dataset import drop_missing, hold_out
 from training.errors import TrainingError
 
 

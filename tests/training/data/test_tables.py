@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from index.errors import LookalikeError
-from training.data.registry import Photo, load_data
+from training.data import Photo, load_data
 from training.errors import TrainingError
 
 COLUMNS = ("label", "path", "split", "is_query", "is_gallery", "x_1", "y_1", "x_2", "y_2")

@@ -10,7 +10,7 @@ from PIL import Image
 from index.embedding.images import Preprocessing, decode
 from tests.support.tiny_gallery import tiny_photo, write_tiny_folder
 from training.config import AugmentationSettings
-from training.data.registry import Photo, load_data
+from training.data import Photo, load_data
 from training.data.torch_datasets import MeasuredPhotos, TrainingPhotos, decoding_workers, read_photo
 from training.errors import TrainingError
 

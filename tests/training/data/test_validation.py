@@ -9,10 +9,8 @@ import pytest
 from PIL import Image
 
 from tests.support.tiny_gallery import tiny_photo, write_tiny_folder
-from training.data import validation
-from training.data.registry import DataSet, Photo, load_data
+from training.data import DataSet, Photo, check_photos, load_data, validation
 from training.data.torch_datasets import read_photo
-from training.data.validation import check_photos
 from training.errors import TrainingError
 
 
@@ -30,13 +28,13 @@ def cache(tmp_path: Path) -> Path:
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The photos that were decoded, as the check goes on doing so."""
     seen: list[Path] = []
-    look = validation._problem
+    look = validation.photo_problem
 
     def watched(photo: Photo) -> str | None:
         seen.append(photo.path)
         return look(photo)
 
-    monkeypatch.setattr(validation, "_problem", watched)
+    monkeypatch.setattr(validation, "photo_problem", watched)
     return seen
 
 

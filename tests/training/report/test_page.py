@@ -19,7 +19,7 @@ from tests.support.training_runs import SMALL_SETTINGS, RecordingCallback
 from training.checkpoints import RunFolder
 from training.cli import report
 from training.config import load_config
-from training.data.registry import Photo, load_data
+from training.data import Photo, load_data
 from training.loop import train
 from training.losses.class_state import HardnessSettings
 from training.losses.registry import make_loss
@@ -27,8 +27,6 @@ from training.report import write_report
 from training.report.learned import learned_classes, read_proxies
 from training.report.neighbors import SearchResults
 from training.report.space import MAX_PHOTOS, class_similarity, map_to_plane, sample_photos
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 

@@ -22,14 +22,12 @@ from lookalike import app
 from tests.support.tiny_gallery import write_tiny_folder
 from tests.support.training_runs import RecordingCallback
 from training.config import TrainingConfig
-from training.data.registry import load_data
+from training.data import load_data
 from training.errors import TrainingError
 from training.study.file import DropRule, RunKey, Study, read_study
 from training.study.results import Initial, RunResult, StudyFolder
 from training.study.runner import StudyRunner, drop_reason
 from training.study.summary import format_summary, summarise
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 ROOT = Path(__file__).parents[3]
 TABLE: dict[str, Any] = {
