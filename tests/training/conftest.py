@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from index.embedding.bundle import Bundle
 from tests.support.tiny_gallery import write_tiny_folder
-from tests.support.training_runs import SMALL_SETTINGS, RecordingCallback
+from tests.support.training_runs import SMALL_SETTINGS, RecordingCallback, untrained_run
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
 from training.data import DataSet, load_data
+from training.export import export_reduced, export_run
 from training.loop import train
 
 
@@ -45,3 +47,14 @@ def run(data: DataSet, config: TrainingConfig, tmp_path_factory: pytest.TempPath
     out = tmp_path_factory.mktemp("runs") / "finished"
     train(config, data, out, "folder:photos", RecordingCallback())
     return RunFolder(out)
+
+
+BACKBONES = ["test_efficientnet", "test_vit"]
+
+
+@pytest.fixture(scope="module", params=BACKBONES)
+def bundles(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, data: DataSet) -> list[Bundle]:
+    """The bundles at fp32, fp16 and int8."""
+    folder = tmp_path_factory.mktemp("export")
+    bundle = export_run(untrained_run(folder / "run", request.param, data), folder / "bundle", data.test)
+    return [bundle, *export_reduced(bundle, ["fp16", "int8"], data)]

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.tiny_gallery import write_tiny_folder
 from tests.support.training_runs import RecordingCallback
 from training.config import load_config
-from training.data import DataSet, load_data
+from training.data import DataSet
 from training.data.samplers import BalancedBatches, RandomBatches
 from training.distributed import ProcessGroup
 from training.errors import TrainingError
@@ -21,11 +20,6 @@ BASE = [
     "selection.validation_share=0",
     "workers=0",
 ]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
-    return load_data(f"folder:{write_tiny_folder(tmp_path_factory.mktemp('data') / 'photos')}")
 
 
 def workshop(data: DataSet, out: Path, *overrides: str, callback: RecordingCallback | None = None) -> TrainingSetup:

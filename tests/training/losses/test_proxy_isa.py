@@ -10,7 +10,6 @@ from pytorch_metric_learning.losses import ProxyAnchorLoss
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from index.errors import LookalikeError
 from tests.training.losses.reference import SlowProxyISA, SlowProxyISAGradient
 from training.losses.class_state import REBUILD_EVERY
 from training.losses.proxy_isa import ProxyISAGradientLoss, ProxyISALoss, ProxyISASettings
@@ -296,31 +295,6 @@ def test_proxies_start_kaiming_normal_by_fan_out() -> None:
     loss = ProxyISALoss(400, 64, settings())
     assert loss.proxies.std().item() == pytest.approx(math.sqrt(2 / 400), rel=0.02)
     assert [name for name, _ in loss.named_parameters()] == ["proxies"]
-
-
-@pytest.mark.parametrize(
-    ("embeddings", "labels", "says"),
-    [
-        (torch.zeros(4, SIZE), torch.tensor([0, 1, 2, CLASSES]), f"Label {CLASSES} is outside 0..{CLASSES - 1}"),
-        (torch.zeros(4, SIZE), torch.tensor([0, -1, 2, 3]), "Label -1 is outside"),
-        (torch.zeros(4, SIZE), torch.zeros(3, dtype=torch.long), "one label for each of 4 embeddings"),
-        (torch.zeros(4, SIZE), torch.zeros(4, 1, dtype=torch.long), r"got shape \[4, 1\]"),
-        (torch.zeros(4, SIZE), torch.zeros(4), "integers, got torch.float32"),
-        (torch.zeros(4, SIZE + 1), torch.zeros(4, dtype=torch.long), r"shape \[batch, 5\], got \[4, 6\]"),
-        (torch.zeros(0, SIZE), torch.zeros(0, dtype=torch.long), "skip empty batches"),
-    ],
-)
-def test_a_bad_batch_is_refused_with_the_offending_value(embeddings: Tensor, labels: Tensor, says: str) -> None:
-    loss = ProxyISALoss(CLASSES, SIZE, settings())
-    with pytest.raises(LookalikeError, match=says):
-        loss(embeddings, labels)
-    assert loss.hardness.steps == 0
-
-
-def test_half_precision_proxies_are_refused() -> None:
-    loss = ProxyISALoss(CLASSES, SIZE, settings()).half()
-    with pytest.raises(LookalikeError, match=r"proxies in torch.float16"):
-        loss(torch.ones(2, SIZE), torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize("kind", [ProxyISALoss, ProxyISAGradientLoss, ProxyNCAISALoss])

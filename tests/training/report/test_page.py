@@ -4,62 +4,20 @@ import re
 import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
-from itertools import combinations
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from playwright.sync_api import sync_playwright
 
 from index.errors import LookalikeError
-from index.evaluation.metrics import retrieval_metrics
-from tests.support.tiny_gallery import COLOURS, tiny_photo, write_tiny_folder
-from tests.support.training_runs import SMALL_SETTINGS, RecordingCallback
+from tests.support.tiny_gallery import COLOURS, write_tiny_folder
+from tests.support.training_runs import RecordingCallback
 from training.checkpoints import RunFolder
 from training.cli import report
-from training.config import load_config
-from training.data import Photo, load_data
-from training.loop import train
-from training.losses.class_state import HardnessSettings
-from training.losses.registry import make_loss
+from training.data import load_data
 from training.report import write_report
-from training.report.learned import learned_classes, read_proxies
-from training.report.neighbors import SearchResults
-from training.report.space import MAX_PHOTOS, class_similarity, map_to_plane, sample_photos
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Products in folders; in one that is measured lies a photo of another, under a name that needs escaping."""
-    folder = write_tiny_folder(tmp_path_factory.mktemp("data") / "photos")
-    one, other = sorted({photo.label for photo in load_data(f"folder:{folder}").test})[:2]
-    (folder / one / "stray & <lost>.jpg").write_bytes(tiny_photo(COLOURS.index(other), 5))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def make_run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunFolder]:
-    def make(*changes: str, callback: RecordingCallback | None = None) -> RunFolder:
-        out, spec = tmp_path_factory.mktemp("runs") / "run", f"folder:{photos}"
-        config = load_config(None, [*SMALL_SETTINGS, *changes])
-        try:
-            train(config, load_data(spec), out, spec, callback or RecordingCallback())
-        except KeyboardInterrupt:
-            assert callback
-        return RunFolder(out)
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def run(make_run: Callable[..., RunFolder]) -> RunFolder:
-    """Proxy-ISA, whose queue and filter are on at once."""
-    folder = make_run("loss.settings={queue_start: 0, filter_start: 0, volume: 8}")
-    report(folder.path)
-    return folder
 
 
 def page_of(run: RunFolder) -> str:
@@ -189,123 +147,6 @@ def test_photos_of_other_classes_are_shown_without_the_proxies(run: RunFolder, t
     assert any("not those of this run" in part for part in text)
     assert "for this page" in text, "measured on other photos than the run was"
     assert "Similarity of proxies" in text and "Training photos and proxies" not in text
-
-
-def test_answers_agree_with_a_search_in_plain_loops() -> None:
-    draw = np.random.default_rng(3)
-    vectors = draw.normal(size=(60, 4)).astype(np.float32)
-    photos = [
-        Photo(Path(f"{i}.jpg"), f"class {i % 7}", None, is_query=i % 3 != 0, is_gallery=i % 3 != 1) for i in range(60)
-    ]
-    answers = SearchResults(vectors, photos)
-    figures = retrieval_metrics(
-        vectors,
-        [photo.label for photo in photos],
-        is_query=[photo.is_query for photo in photos],
-        is_gallery=[photo.is_gallery for photo in photos],
-    )
-    assert 1 - answers.wrong.mean() == pytest.approx(figures["recall@1"])
-
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    margins = {}
-    for query in range(60):
-        if photos[query].is_query:
-            scores = {i: unit[query] @ unit[i] for i in range(60) if photos[i].is_gallery and i != query}
-            own = {i for i in scores if photos[i].label == photos[query].label}
-            margins[query] = max(scores[i] for i in scores if i not in own) - max(scores[i] for i in own)
-    expected = sorted((query for query in margins if margins[query] > 0), key=lambda query: -margins[query])
-    worst = answers.worst(5, neighbours=6)
-    assert [answer.query for answer in worst] == expected[:5]
-    for answer in worst:
-        assert answer.margin == pytest.approx(margins[answer.query], abs=1e-5)
-        ranked = sorted(
-            (i for i in range(60) if photos[i].is_gallery and i != answer.query),
-            key=lambda i: -float(unit[answer.query] @ unit[i]),
-        )
-        assert [found.photo for found in answer.neighbours] == ranked[:6]
-        assert ranked[answer.rank - 1] == answer.right.photo
-    assert sum(pair.mistakes for pair in answers.confusions(100)) == answers.wrong.sum() == len(expected)
-
-
-def test_a_photo_in_two_folders_is_shown_with_the_one_it_finds_first() -> None:
-    vectors = np.random.default_rng(1).normal(size=(300, 64)).astype(np.float32)
-    vectors[100] = vectors[200] = vectors[299]
-    photos = [Photo(Path(f"{i}.jpg"), "lamp" if i in (200, 299) else f"class {i % 20}") for i in range(300)]
-    twin = next(answer for answer in SearchResults(vectors, photos).worst(300, neighbours=2) if answer.query == 299)
-    assert [found.photo for found in twin.neighbours] == [100, 200]
-    assert twin.margin == 0 and twin.rank == 2
-
-
-def test_class_similarity_is_the_mean_over_pairs_of_photos() -> None:
-    vectors = np.random.default_rng(5).normal(size=(12, 3)).astype(np.float32)
-    labels = [f"class {i % 4}" for i in range(12)]
-    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    similarity = class_similarity(vectors, labels)
-    assert sorted(similarity.names) == ["class 0", "class 1", "class 2", "class 3"]
-    for row, one in enumerate(similarity.names):
-        for column, other in enumerate(similarity.names):
-            cosines = [
-                unit[i] @ unit[j]
-                for i in range(12)
-                for j in range(12)
-                if (labels[i], labels[j]) == (one, other) and i != j
-            ]
-            assert similarity.matrix[row, column] == pytest.approx(np.mean(cosines), abs=1e-5)
-
-
-def test_similar_classes_lie_side_by_side() -> None:
-    ways = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1, 2]] + 0.01 * np.eye(6, 3, dtype=np.float32)
-    names = class_similarity(np.repeat(ways, 2, axis=0), [f"class {i // 2}" for i in range(12)]).names
-    places = {name: place for place, name in enumerate(names)}
-    assert all(abs(places[f"class {i}"] - places[f"class {i + 3}"]) == 1 for i in range(3))
-
-
-def test_a_map_keeps_groups_together_and_is_the_same_each_time() -> None:
-    centres = np.repeat(np.eye(3, 8, dtype=np.float32), 20, axis=0)
-    vectors = centres + 0.05 * np.random.default_rng(0).normal(size=centres.shape).astype(np.float32)
-    plane = map_to_plane(vectors)
-    assert plane is not None and plane.min() >= 0 and plane.max() <= 1
-    groups = plane.reshape(3, 20, 2)
-    spread = max(np.linalg.norm(group - group.mean(0), axis=1).max() for group in groups)
-    assert all(np.linalg.norm(a.mean(0) - b.mean(0)) > spread for a, b in combinations(groups, 2))
-    again = map_to_plane(vectors)
-    assert again is not None and np.array_equal(plane, again)
-    assert map_to_plane(vectors[:3]) is None
-
-
-def test_a_large_set_is_sampled_evenly_over_its_classes() -> None:
-    labels = [f"class {i % 50}" for i in range(10_000)]
-    sample = sample_photos(labels)
-    assert len(sample) == len(set(sample)) == MAX_PHOTOS
-    assert {sum(labels[place] == f"class {i}" for place in sample) for i in range(50)} == {40}
-    assert sample == sample_photos(labels)
-
-
-def test_decay_curves_follow_the_papers_equations() -> None:
-    config = load_config(None, ["loss.settings={volume: 20, tau: 2, positive_penalty: nu}"])
-    state = {"hardness.seen": torch.tensor([3, 90]), "hardness.learned": torch.tensor([0.1, 0.2])}
-    classes = learned_classes(config, state)
-    assert classes is not None and classes.settings.positive_penalty == "nu"
-    volume, tau = 20.0, 2.0
-    n = np.array(classes.decay.samples)
-    assert n[0] == 0 and n[-1] >= 90
-    effective = (1 - (1 - 1 / volume) ** n) * volume
-    nu = 1 / (1 + np.log(1 + effective))
-    np.testing.assert_allclose(classes.decay.nu, nu, rtol=1e-5)
-    sigma = 1 + (1 + np.exp(-tau)) * (nu - 1) / (1 + np.exp(volume - effective - tau))
-    np.testing.assert_allclose(classes.decay.sigma, sigma, rtol=1e-5)
-    np.testing.assert_allclose(classes.decay.inverse[1:], 1 / effective[1:], rtol=1e-5)
-    s = HardnessSettings(queue_start=0, filter_start=0)
-    hardness = 1 + s.hardness_sensitivity * (1 - 0.2)
-    own_nu = 1 / (1 + np.log(1 + classes.effective[1]))
-    assert classes.outlier[1] == pytest.approx(0.2 - hardness * own_nu - s.search_margin, rel=1e-5)
-
-
-@pytest.mark.parametrize(("loss", "each"), [("proxy_gml", 12), ("arcface", 1), ("soft_triple", 10), ("proxy_nca", 1)])
-def test_proxies_are_found_where_each_loss_keeps_them(loss: str, each: int) -> None:
-    proxies = read_proxies(make_loss(loss, 30, 16, {}).state_dict())
-    assert proxies is not None and proxies.shape == (30 * each, 16)
-    np.testing.assert_allclose(np.linalg.norm(proxies, axis=1), 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
