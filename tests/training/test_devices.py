@@ -16,7 +16,7 @@ def test_the_device_is_chosen_or_refused() -> None:
 
 
 def test_bfloat16_is_taken_only_where_the_gpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A T4 emulates bfloat16, which PyTorch counts as supported unless asked not to."""
+    """A T4 emulates bfloat16, which PyTorch counts as supported by default."""
     assert half_precision(torch.device("cpu")) is None
     for native, expected in ((True, torch.bfloat16), (False, torch.float16)):
         monkeypatch.setattr(

@@ -16,7 +16,7 @@ from training.loop import train
 
 
 def test_a_checkpoint_file_is_measured_as_itself(data: DataSet, tmp_path: Path) -> None:
-    """A high rate spoils the model, so that the best epoch and the newest differ."""
+    """A high rate makes the model worse, so that the best epoch and the newest differ."""
     wild = [*SMALL_SETTINGS, "selection.validation_share=0.4", "optimiser.learning_rate=0.1", "test_every=0"]
     train(load_config(None, wild), data, tmp_path / "run", "folder:photos", RecordingCallback())
     run = RunFolder(tmp_path / "run")
@@ -31,9 +31,9 @@ def test_a_checkpoint_file_is_measured_as_itself(data: DataSet, tmp_path: Path) 
     (run.path / "notes.pt").write_text("no weights")
     with pytest.raises(TrainingError, match="is not a checkpoint"):
         load_model(run.path / "notes.pt")
-    (tmp_path / "stray.pt").write_bytes((run.path / "best.pt").read_bytes())
+    (tmp_path / "elsewhere.pt").write_bytes((run.path / "best.pt").read_bytes())
     with pytest.raises(TrainingError, match="No training run at"):
-        load_model(tmp_path / "stray.pt")
+        load_model(tmp_path / "elsewhere.pt")
 
 
 def test_the_index_costs_what_half_precision_costs() -> None:
@@ -51,7 +51,7 @@ def test_the_index_costs_what_half_precision_costs() -> None:
             index_metrics(vectors, photo_protocol(photos)),
         )
     )
-    assert served.keys() == exact.keys() - {"map"}, "an index does not rank the whole gallery"
+    assert served.keys() == exact.keys() - {"map"}, "an index does not rank the complete gallery"
     assert 0.2 < served["recall@1"] < 1
     assert all(value == pytest.approx(exact[name], abs=0.01) for name, value in served.items())
 

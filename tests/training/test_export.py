@@ -83,6 +83,7 @@ def bundle(run: RunFolder, data: DataSet, tmp_path_factory: pytest.TempPathFacto
     return export_run(run, tmp_path_factory.mktemp("bundles") / "bundle", data.test)
 
 
+@pytest.mark.slow
 def test_the_bundle_embeds_as_the_run_does(run: RunFolder, bundle: Bundle) -> None:
     pixels = np.stack([bundle.preprocessing.apply(decode(tiny_photo(number, 9))) for number in range(5)])
     with torch.inference_mode():
@@ -92,6 +93,7 @@ def test_the_bundle_embeds_as_the_run_does(run: RunFolder, bundle: Bundle) -> No
     np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_bundle_measures_as_the_run_does(run: RunFolder, bundle: Bundle, data: DataSet) -> None:
     figures = [measure(data.test, *load_model(path)) for path in (run.path, bundle.directory)]
     assert figures[0] == pytest.approx(figures[1], abs=1e-3)
@@ -100,6 +102,7 @@ def test_the_bundle_measures_as_the_run_does(run: RunFolder, bundle: Bundle, dat
     assert bundle.card.loss == "proxy_isa" and bundle.card.versions["torch"]
 
 
+@pytest.mark.slow
 def test_a_model_that_differs_from_pytorch_is_not_exported(run: RunFolder, data: DataSet, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="differs from PyTorch"):
         export_run(run, tmp_path / "bundle", data.test, min_cosine=1.01)

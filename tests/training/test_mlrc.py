@@ -52,11 +52,12 @@ def test_folds_that_cannot_be_judged_are_refused(data: DataSet, config: Training
     with pytest.raises(TrainingError, match="6 classes with two or more photos: too few for 4 folds"):
         train_folds(config, DataSet("few", few, data.test), tmp_path / "runs", "x", RecordingCallback())
     assert not (tmp_path / "runs").exists()
-    with pytest.raises(TrainingError, match="fold 4 does not exist"):
+    with pytest.raises(TrainingError, match=r"fold must be in 0\.\.3"):
         load_config(None, ["selection.fold=4"])
 
 
-def test_four_models_are_trained_once_and_measured_apart_and_together(
+@pytest.mark.slow
+def test_four_models_are_trained_once_and_measured_separated_and_concatenated(
     data: DataSet, config: TrainingConfig, tmp_path: Path
 ) -> None:
     out = tmp_path / "runs"
@@ -89,8 +90,9 @@ def test_four_models_are_trained_once_and_measured_apart_and_together(
         train_folds(config.model_copy(update={"seed": 1}), data, out, "tiny", RecordingCallback(), resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "size", "optimiser"), [("folds", 512, "adam"), ("mlrc", 128, "rmsprop")])
-def test_a_protocol_lies_between_the_data_sets_preset_and_the_users_settings(
+def test_a_protocol_overrides_the_data_sets_preset_and_the_user_overrides_it(
     protocol: str, size: int, optimiser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     TREES["cars"](tmp_path / "cars")

@@ -99,8 +99,8 @@ def test_the_volume_follows_from_the_planned_samples_and_is_reported(data: DataS
 def test_a_volume_that_never_acts_is_reported(
     data: DataSet, tmp_path: Path, overrides: list[str], remark: str | None
 ) -> None:
-    said = describe_volume(workshop(data, tmp_path, *overrides))
-    assert said is None if remark is None else said is not None and remark in said
+    text = describe_volume(workshop(data, tmp_path, *overrides))
+    assert text is None if remark is None else text is not None and remark in text
 
 
 def test_equal_seeds_share_weights_and_batches_whatever_the_loss(data: DataSet, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_a_class_in_both_splits_is_refused() -> None:
         DataSet("leaky", (photo, Photo(Path("b.jpg"), "b")), (photo,))
 
 
-def test_held_out_classes_are_whole_and_follow_from_the_seed() -> None:
+def test_held_out_classes_are_complete_and_depend_on_the_seed() -> None:
     photos = some_photos(**{f"c{number}": 3 for number in range(20)})
     train, validation = hold_out(photos, 0.2, seed=1)
     assert sorted(train + validation) == sorted(photos)
@@ -45,7 +45,7 @@ def test_holding_out_leaves_two_classes_to_learn_and_takes_two() -> None:
 
 
 @pytest.mark.parametrize("counts", [{"a": 2, "b": 2, "c": 2}, {"a": 1, "b": 1, "c": 1, "d": 2}, {}])
-def test_holding_out_of_too_few_classes_says_what_is_needed(counts: dict[str, int]) -> None:
+def test_holding_out_of_too_few_classes_is_refused_with_the_minimum(counts: dict[str, int]) -> None:
     with pytest.raises(TrainingError, match="at least four classes"):
         hold_out(some_photos(**counts), 0.5, seed=0)
 

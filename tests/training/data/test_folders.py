@@ -23,7 +23,7 @@ def test_a_folder_is_split_by_class_and_always_the_same_way(tmp_path: Path) -> N
     assert first.remarks == ()
 
 
-def test_classes_with_one_photo_are_left_out_and_named(tmp_path: Path) -> None:
+def test_classes_with_one_photo_are_left_out_with_a_remark(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "photos")
     for photo in list((folder / "red").iterdir())[1:]:
         photo.unlink()

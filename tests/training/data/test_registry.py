@@ -1,4 +1,4 @@
-"""Data sets: who is learned from, who is only measured, what is remarked and what is refused."""
+"""The specifications of data sets."""
 
 import pytest
 

@@ -41,7 +41,7 @@ def test_measured_photos_are_the_pixels_that_serving_sees(photos: tuple[Photo, .
     np.testing.assert_array_equal(MeasuredPhotos(photos, rule)[3].numpy(), expected)
 
 
-def test_an_unreadable_photo_is_named_with_its_class(tmp_path: Path) -> None:
+def test_an_unreadable_photo_is_reported_with_its_class(tmp_path: Path) -> None:
     path = tmp_path / "broken.jpg"
     path.write_bytes(tiny_photo(0, 0)[:100])
     with pytest.raises(TrainingError, match=r"broken\.jpg \(class mug\)"):
@@ -77,7 +77,7 @@ def test_a_box_of_a_large_photo_is_measured_as_if_all_of_it_were_decoded(tmp_pat
     assert np.abs(MeasuredPhotos([photo], rule)[0].numpy() - expected).mean() < 2
 
 
-def test_an_unreadable_training_photo_is_named_with_its_class(tmp_path: Path) -> None:
+def test_an_unreadable_training_photo_is_reported_with_its_class(tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(tiny_photo(0, 0)[:-100])
     with pytest.raises(TrainingError, match=r"broken\.jpg \(class mug\) cannot be used: The image is truncated"):
         TrainingPhotos([Photo(tmp_path / "broken.jpg", "mug")], 16, AugmentationSettings(), seed=0)[0, 0]

@@ -25,8 +25,8 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The photos that were decoded, as the check goes on doing so."""
+def checked_photos(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The photos that were decoded; the check still runs."""
     seen: list[Path] = []
     look = validation.photo_problem
 
@@ -50,7 +50,7 @@ def test_good_photos_are_left_as_they_are(data: DataSet, cache: Path) -> None:
     assert steps[-1] == (32, 32)
 
 
-def test_unreadable_photos_are_left_out_and_named_by_class_with_the_reason(data: DataSet, cache: Path) -> None:
+def test_unreadable_photos_are_left_out_and_reported_by_class_with_the_reason(data: DataSet, cache: Path) -> None:
     first, second, third = data.train[0], data.train[1], data.test[0]
     first.path.write_bytes(b"")
     second.path.write_bytes(tiny_photo(0, 0)[:-200])
@@ -65,37 +65,37 @@ def test_unreadable_photos_are_left_out_and_named_by_class_with_the_reason(data:
     assert any("is empty" in reason for reason in reasons) and any("truncated" in reason for reason in reasons)
 
 
-def test_photos_found_good_are_not_looked_at_again_until_they_change(
-    data: DataSet, cache: Path, looked_at: list[Path]
+def test_good_photos_are_not_checked_again_until_they_change(
+    data: DataSet, cache: Path, checked_photos: list[Path]
 ) -> None:
     check_photos(data, cache=cache)
-    assert len(looked_at) == 32
-    looked_at.clear()
+    assert len(checked_photos) == 32
+    checked_photos.clear()
     changed = data.train[3].path
     facts = changed.stat()
     os.utime(changed, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
     check_photos(data, cache=cache)
-    assert looked_at == [changed]
+    assert checked_photos == [changed]
 
 
-def test_a_bad_photo_is_looked_at_again_each_time(data: DataSet, cache: Path, looked_at: list[Path]) -> None:
+def test_a_bad_photo_is_checked_again_each_time(data: DataSet, cache: Path, checked_photos: list[Path]) -> None:
     data.train[0].path.write_bytes(b"no image")
     first = check_photos(data, cache=cache)
-    looked_at.clear()
+    checked_photos.clear()
     assert check_photos(data, cache=cache) == first
-    assert looked_at == [data.train[0].path]
+    assert checked_photos == [data.train[0].path]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
 def test_the_check_and_the_training_agree_on_what_is_readable(data: DataSet, cache: Path, kind: str) -> None:
-    """Cut anywhere, a file that passes the quick look is one that training can decode."""
-    whole = photo_bytes(kind)
+    """A truncated file that passes the check can be decoded by training."""
+    complete = photo_bytes(kind)
     folder = data.train[0].path.parent
-    cuts = [len(whole) * share // 20 for share in range(1, 20)] + [len(whole) - 1, len(whole)]
+    cuts = [len(complete) * share // 20 for share in range(1, 20)] + [len(complete) - 1, len(complete)]
     photos = []
     for number, cut in enumerate(cuts):
         path = folder / f"cut-{number}.img"
-        path.write_bytes(whole[:cut])
+        path.write_bytes(complete[:cut])
         photos.append(Photo(path, data.train[0].label))
     checked = check_photos(DataSet("cut", (*data.train, *photos), data.test), cache=cache)
     for photo in photos:
@@ -129,7 +129,7 @@ def test_a_data_set_of_bad_photos_is_refused_with_the_reason(data: DataSet, cach
         check_photos(data, cache=cache)
 
 
-def test_a_damaged_record_says_what_to_do(data: DataSet, cache: Path) -> None:
+def test_a_damaged_cache_is_reported_with_the_fix(data: DataSet, cache: Path) -> None:
     cache.parent.mkdir()
     cache.write_bytes(b"not a database" * 100)
     with pytest.raises(TrainingError, match=r"checked\.sqlite is not usable.*Delete it"):

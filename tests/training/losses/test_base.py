@@ -1,4 +1,4 @@
-"""What our losses report about a step, against plain computations."""
+"""Diagnostics of the proxy losses against plain computations."""
 
 from typing import Any
 

@@ -178,7 +178,7 @@ def test_a_batch_of_outliers_leaves_queue_and_counters_untouched() -> None:
 
 
 @pytest.mark.parametrize("filter_start", [0, 1000])
-def test_a_broken_embedding_spoils_its_step_but_not_the_state(filter_start: int) -> None:
+def test_a_nan_embedding_affects_its_step_but_not_the_state(filter_start: int) -> None:
     loss = ProxyISALoss(CLASSES, SIZE, settings(queue_start=0, filter_start=filter_start, queue_size=500)).double()
     data = batches(3)
     loss(*data[0])
@@ -262,11 +262,11 @@ def test_a_saved_and_resumed_run_continues_bit_for_bit(stop: int) -> None:
         return values
 
     torch.manual_seed(3)
-    whole = ProxyISALoss(CLASSES, SIZE, settings())
+    undisturbed = ProxyISALoss(CLASSES, SIZE, settings())
     resumed = ProxyISALoss(CLASSES, SIZE, settings())
-    resumed.load_state_dict(whole.state_dict())
+    resumed.load_state_dict(undisturbed.state_dict())
     data = batches(30)
-    values = run(whole, data)
+    values = run(undisturbed, data)
     first = run(resumed, data[:stop])
     file = io.BytesIO()
     torch.save(resumed.state_dict(), file)
@@ -274,12 +274,12 @@ def test_a_saved_and_resumed_run_continues_bit_for_bit(stop: int) -> None:
     fresh = ProxyISALoss(CLASSES, SIZE, settings())
     fresh.load_state_dict(torch.load(file, weights_only=True))
     assert first + run(fresh, data[stop:]) == values
-    for name, wanted in whole.state_dict().items():
+    for name, wanted in undisturbed.state_dict().items():
         got = fresh.state_dict()[name]
         assert torch.equal(got, wanted) if isinstance(wanted, Tensor) else got == wanted, name
 
 
-def test_evaluation_mode_leaves_the_state_alone() -> None:
+def test_evaluation_mode_does_not_change_the_state() -> None:
     loss = ProxyISALoss(CLASSES, SIZE, settings(queue_start=0, filter_start=0)).double()
     data = batches(3)
     loss(*data[0])

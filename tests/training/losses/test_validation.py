@@ -18,7 +18,7 @@ def settings(**changes: Any) -> ProxyISASettings:
 
 
 @pytest.mark.parametrize(
-    ("embeddings", "labels", "says"),
+    ("embeddings", "labels", "problem"),
     [
         (torch.zeros(4, SIZE), torch.tensor([0, 1, 2, CLASSES]), f"Label {CLASSES} is outside 0..{CLASSES - 1}"),
         (torch.zeros(4, SIZE), torch.tensor([0, -1, 2, 3]), "Label -1 is outside"),
@@ -29,9 +29,9 @@ def settings(**changes: Any) -> ProxyISASettings:
         (torch.zeros(0, SIZE), torch.zeros(0, dtype=torch.long), "skip empty batches"),
     ],
 )
-def test_a_bad_batch_is_refused_with_the_offending_value(embeddings: Tensor, labels: Tensor, says: str) -> None:
+def test_a_bad_batch_is_refused_with_the_offending_value(embeddings: Tensor, labels: Tensor, problem: str) -> None:
     loss = ProxyISALoss(CLASSES, SIZE, settings())
-    with pytest.raises(LookalikeError, match=says):
+    with pytest.raises(LookalikeError, match=problem):
         loss(embeddings, labels)
     assert loss.hardness.steps == 0
 

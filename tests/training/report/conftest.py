@@ -16,7 +16,7 @@ from training.loop import train
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Products in folders; in one that is measured lies a photo of another, under a name that needs escaping."""
+    """Products in folders; a test class has a photo of another, under a name that needs escaping."""
     folder = write_tiny_folder(tmp_path_factory.mktemp("data") / "photos")
     one, other = sorted({photo.label for photo in load_data(f"folder:{folder}").test})[:2]
     (folder / one / "stray & <lost>.jpg").write_bytes(tiny_photo(COLOURS.index(other), 5))
@@ -39,7 +39,7 @@ def make_run(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 @pytest.fixture(scope="module")
 def run(make_run: Callable[..., RunFolder]) -> RunFolder:
-    """Proxy-ISA, whose queue and filter are on at once."""
+    """Proxy-ISA, whose queue and filter are on from the first step."""
     folder = make_run("loss.settings={queue_start: 0, filter_start: 0, volume: 8}")
     report(folder.path)
     return folder

@@ -10,20 +10,20 @@ from training.data import Photo
 from training.report.neighbors import SearchResults
 
 
-def test_answers_agree_with_a_search_in_plain_loops() -> None:
+def test_results_agree_with_a_search_in_plain_loops() -> None:
     draw = np.random.default_rng(3)
     vectors = draw.normal(size=(60, 4)).astype(np.float32)
     photos = [
         Photo(Path(f"{i}.jpg"), f"class {i % 7}", None, is_query=i % 3 != 0, is_gallery=i % 3 != 1) for i in range(60)
     ]
-    answers = SearchResults(vectors, photos)
+    results = SearchResults(vectors, photos)
     figures = retrieval_metrics(
         vectors,
         [photo.label for photo in photos],
         is_query=[photo.is_query for photo in photos],
         is_gallery=[photo.is_gallery for photo in photos],
     )
-    assert 1 - answers.wrong.mean() == pytest.approx(figures["recall@1"])
+    assert 1 - results.wrong.mean() == pytest.approx(figures["recall@1"])
 
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     margins = {}
@@ -33,23 +33,23 @@ def test_answers_agree_with_a_search_in_plain_loops() -> None:
             own = {i for i in scores if photos[i].label == photos[query].label}
             margins[query] = max(scores[i] for i in scores if i not in own) - max(scores[i] for i in own)
     expected = sorted((query for query in margins if margins[query] > 0), key=lambda query: -margins[query])
-    worst = answers.worst(5, neighbours=6)
-    assert [answer.query for answer in worst] == expected[:5]
-    for answer in worst:
-        assert answer.margin == pytest.approx(margins[answer.query], abs=1e-5)
+    worst = results.worst(5, neighbours=6)
+    assert [result.query for result in worst] == expected[:5]
+    for result in worst:
+        assert result.margin == pytest.approx(margins[result.query], abs=1e-5)
         ranked = sorted(
-            (i for i in range(60) if photos[i].is_gallery and i != answer.query),
-            key=lambda i: -float(unit[answer.query] @ unit[i]),
+            (i for i in range(60) if photos[i].is_gallery and i != result.query),
+            key=lambda i: -float(unit[result.query] @ unit[i]),
         )
-        assert [found.photo for found in answer.neighbours] == ranked[:6]
-        assert ranked[answer.rank - 1] == answer.right.photo
-    assert sum(pair.mistakes for pair in answers.confusions(100)) == answers.wrong.sum() == len(expected)
+        assert [found.photo for found in result.neighbours] == ranked[:6]
+        assert ranked[result.rank - 1] == result.right.photo
+    assert sum(pair.mistakes for pair in results.confusions(100)) == results.wrong.sum() == len(expected)
 
 
 def test_a_photo_in_two_folders_is_shown_with_the_one_it_finds_first() -> None:
     vectors = np.random.default_rng(1).normal(size=(300, 64)).astype(np.float32)
     vectors[100] = vectors[200] = vectors[299]
     photos = [Photo(Path(f"{i}.jpg"), "lamp" if i in (200, 299) else f"class {i % 20}") for i in range(300)]
-    twin = next(answer for answer in SearchResults(vectors, photos).worst(300, neighbours=2) if answer.query == 299)
+    twin = next(result for result in SearchResults(vectors, photos).worst(300, neighbours=2) if result.query == 299)
     assert [found.photo for found in twin.neighbours] == [100, 200]
     assert twin.margin == 0 and twin.rank == 2

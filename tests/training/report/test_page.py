@@ -1,4 +1,4 @@
-"""The report of real small runs: self-contained, true, and quick to show a wrong label."""
+"""The page of real small runs: self-contained, with the run's figures, and a wrong label first."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ def page_of(run: RunFolder) -> str:
 
 
 class Reader(HTMLParser):
-    """The parts of a page that tests ask for."""
+    """The parts of a page that the tests check."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -54,17 +54,17 @@ class Reader(HTMLParser):
         self._cell = False
 
 
-def test_the_page_asks_nobody_for_anything(run: RunFolder) -> None:
+def test_the_page_requests_nothing(run: RunFolder) -> None:
     page, read = page_of(run), Reader(page_of(run))
     assert "http://" not in page and "https://" not in page and "@import" not in page
     addresses = [*read.addresses, *re.findall(r"url\(([^)]*)\)", page)]
     assert all(address.startswith(("#", "data:")) for address in addresses)
     assert {address[1:] for address in addresses if address.startswith("#")} <= set(read.ids)
     assert len(page) < 2_000_000
-    assert len(read.ids) == len(set(read.ids)), "every picture is kept once"
+    assert len(read.ids) == len(set(read.ids)), "every picture is embedded once"
 
 
-def test_the_page_tells_the_runs_figures(run: RunFolder) -> None:
+def test_the_page_shows_the_runs_figures(run: RunFolder) -> None:
     read, before, after = Reader(page_of(run)), run.history()[0], run.result()
     for name, title in (("recall@1", "Recall@1"), ("recall@8", "Recall@8"), ("map@r", "MAP@R")):
         row = [title, f"{100 * before[name]:.1f} %", f"{100 * after[name]:.1f} %"]
@@ -116,7 +116,9 @@ def test_other_losses_leave_out_what_they_do_not_have(
     assert "Decay functions" not in text and "Shares of pairs in the loss" not in text
 
 
-def test_a_run_that_goes_on_is_reported_as_it_stands(make_run: Callable[..., RunFolder], tmp_path: Path) -> None:
+def test_an_unfinished_run_is_reported_with_its_newest_epoch(
+    make_run: Callable[..., RunFolder], tmp_path: Path
+) -> None:
     often = ("epochs=3", "selection={validation_share: 0.4}", "checkpoint_minutes=0.000001")
     run = make_run(*often, callback=RecordingCallback(stop_after_step=(1, 1)))
     assert not (run.path / "result.json").exists()
@@ -124,10 +126,12 @@ def test_a_run_that_goes_on_is_reported_as_it_stands(make_run: Callable[..., Run
     text = Reader((tmp_path / "new" / "page.html").read_text()).text
     assert "The run has not finished: it stands at epoch 1 of 3." in text
     assert "MAP@R, validation" in text
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["page.html"], "written whole"
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["page.html"], "written atomically"
 
 
-def test_photos_that_are_gone_are_asked_for(run: RunFolder, photos: Path, tmp_path: Path) -> None:
+def test_missing_photos_are_reported_with_the_option_for_their_location(
+    run: RunFolder, photos: Path, tmp_path: Path
+) -> None:
     shutil.copytree(run.path, tmp_path / "run")
     config = tmp_path / "run" / "config.yaml"
     config.write_text(config.read_text().replace(str(photos), str(tmp_path / "moved")))
@@ -150,7 +154,7 @@ def test_photos_of_other_classes_are_shown_without_the_proxies(run: RunFolder, t
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_opens_in_a_browser_without_a_complaint(run: RunFolder, scheme: str) -> None:
+def test_the_page_opens_in_a_browser_without_messages(run: RunFolder, scheme: str) -> None:
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
         pytest.skip("no Chromium or Chrome on the PATH: install one, for example with `apt install chromium`")
@@ -158,11 +162,11 @@ def test_the_page_opens_in_a_browser_without_a_complaint(run: RunFolder, scheme:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(color_scheme="dark" if scheme == "dark" else "light")
-        said: list[str] = []
-        asked: list[str] = []
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+        messages: list[str] = []
+        requests: list[str] = []
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: requests.append(request.url))
         page.goto(address)
         for width in (360, 1280):
             page.set_viewport_size({"width": width, "height": 800})
@@ -174,5 +178,5 @@ def test_the_page_opens_in_a_browser_without_a_complaint(run: RunFolder, scheme:
         assert min(page.evaluate(f"Promise.all({pictures}.map({decode}))")) > 1
         assert page.get_by_role("img", name="Query").first.is_visible()
         browser.close()
-    assert said == []
-    assert [url for url in asked if url != address and not url.startswith("data:")] == []
+    assert messages == []
+    assert [url for url in requests if url != address and not url.startswith("data:")] == []

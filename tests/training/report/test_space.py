@@ -25,7 +25,7 @@ def test_class_similarity_is_the_mean_over_pairs_of_photos() -> None:
             assert similarity.matrix[row, column] == pytest.approx(np.mean(cosines), abs=1e-5)
 
 
-def test_similar_classes_lie_side_by_side() -> None:
+def test_similar_classes_are_next_to_each_other() -> None:
     ways = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1, 2]] + 0.01 * np.eye(6, 3, dtype=np.float32)
     names = class_similarity(np.repeat(ways, 2, axis=0), [f"class {i // 2}" for i in range(12)]).names
     places = {name: place for place, name in enumerate(names)}

@@ -12,6 +12,6 @@ from training.study.results import StudyFolder
 def finished(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StudyFolder]:
     directory = tmp_path_factory.mktemp("finished")
     file = write_table(directory)
-    said, failed = run_study(file, photos, directory / "out")
-    assert not failed and said == [f"{key}: run {number} of 4" for number, key in enumerate(KEYS, 1)]
+    messages, failed = run_study(file, photos, directory / "out")
+    assert not failed and messages == [f"{key}: run {number} of 4" for number, key in enumerate(KEYS, 1)]
     return file, StudyFolder(directory / "out")

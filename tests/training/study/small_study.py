@@ -42,12 +42,12 @@ def write_table(directory: Path, **changes: Any) -> Path:
 
 
 def run_study(file: Path, photos: Path, out: Path, **options: Any) -> tuple[list[str], list[RunKey]]:
-    """Trains what is left in this process; returns what was said and which runs failed."""
-    said: list[str] = []
+    """Trains the remaining runs in this process; returns the messages and the failed runs."""
+    messages: list[str] = []
 
-    def watching(config: TrainingConfig) -> AbstractContextManager[RecordingCallback]:
+    def make_callback(config: TrainingConfig) -> AbstractContextManager[RecordingCallback]:
         return nullcontext(RecordingCallback())
 
     study, spec = read_study(file), f"folder:{photos}"
-    runner = StudyRunner(study, spec, load_data(spec), StudyFolder(out), watching, said.append, **options)
-    return said, runner.run(study.plan())
+    runner = StudyRunner(study, spec, load_data(spec), StudyFolder(out), make_callback, messages.append, **options)
+    return messages, runner.run(study.plan())

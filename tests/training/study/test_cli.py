@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from lookalike import app
@@ -10,15 +11,16 @@ from training.errors import TrainingError
 from training.study.results import StudyFolder
 
 
-def test_the_command_checks_sums_up_and_writes_a_page(
+@pytest.mark.slow
+def test_the_command_checks_summarises_and_writes_a_page(
     finished: tuple[Path, StudyFolder], photos: Path, tmp_path: Path
 ) -> None:
     file, folder = finished
-    asked = CliRunner().invoke(
+    result = CliRunner().invoke(
         app, ["study", str(file), "--out", str(folder.path), "--summary", "--report", f"{tmp_path}/p.html"]
     )
-    assert asked.exit_code == 0, asked.output
-    assert "4 of 4 runs have ended" in asked.output and "minus that of anchor, paired by seed" in asked.output
+    assert result.exit_code == 0, result.output
+    assert "4 of 4 runs have ended" in result.output and "minus that of anchor, paired by seed" in result.output
     page = (tmp_path / "p.html").read_text()
     assert "default-src 'none'" in page and "<script" not in page and "http://" not in page
     results = folder.results()
@@ -28,9 +30,9 @@ def test_the_command_checks_sums_up_and_writes_a_page(
     assert results[KEYS[0]].initial.weights[:8] in page
 
     plan = ["study", str(file), "--data", f"folder:{photos}", "--out", f"{tmp_path}/new", "--dry-run", "--no-nice"]
-    asked = CliRunner().invoke(app, [*plan, "--only", "isa"])
-    assert asked.exit_code == 0, asked.output
-    assert asked.output.count("not started") == 2 and "isa, seed 1" in asked.output
+    result = CliRunner().invoke(app, [*plan, "--only", "isa"])
+    assert result.exit_code == 0, result.output
+    assert result.output.count("not started") == 2 and "isa, seed 1" in result.output
     assert not (tmp_path / "new" / "runs").exists()
-    asked = CliRunner().invoke(app, [*plan, "--only", "isb"])
-    assert isinstance(asked.exception, TrainingError) and "did you mean isa?" in str(asked.exception)
+    result = CliRunner().invoke(app, [*plan, "--only", "isb"])
+    assert isinstance(result.exception, TrainingError) and "did you mean isa?" in str(result.exception)

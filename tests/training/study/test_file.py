@@ -31,7 +31,9 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "problem"), MISTAKES, ids=[problem for _, problem in MISTAKES])
-def test_a_mistake_in_the_file_is_named_with_its_place(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
+def test_a_mistake_in_the_file_is_reported_with_its_place(
+    changes: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
     with pytest.raises(TrainingError, match=problem):
         read_study(write_table(tmp_path, **changes))
 

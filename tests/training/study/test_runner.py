@@ -1,4 +1,4 @@
-"""A study of two losses and two seeds: killed, moved, shared and summed up as if nothing had happened."""
+"""A study of two losses and two seeds: killed, moved to another machine, and shared by processes."""
 
 import json
 import os
@@ -35,8 +35,8 @@ def start_study(file: Path, photos: Path, out: Path, *options: str) -> subproces
     )
 
 
-def learned(folder: StudyFolder) -> tuple[dict[RunKey, Any], dict[RunKey, Any]]:
-    """Results and epochs without what depends on the time of day."""
+def without_times(folder: StudyFolder) -> tuple[dict[RunKey, Any], dict[RunKey, Any]]:
+    """Returns results and epochs without times and speeds."""
     results = {
         key: result.model_dump(exclude={"seconds", "photos_per_second"}) for key, result in folder.results().items()
     }
@@ -46,7 +46,8 @@ def learned(folder: StudyFolder) -> tuple[dict[RunKey, Any], dict[RunKey, Any]]:
     return results, histories
 
 
-def test_runs_of_a_seed_start_alike_and_are_kept_as_lines(finished: tuple[Path, StudyFolder]) -> None:
+@pytest.mark.slow
+def test_runs_of_a_seed_start_equal_and_are_kept_as_lines(finished: tuple[Path, StudyFolder]) -> None:
     _, folder = finished
     results, histories = folder.results(), folder.histories([])
     assert list(results) == KEYS and list(histories) == KEYS
@@ -65,7 +66,7 @@ def test_runs_of_a_seed_start_alike_and_are_kept_as_lines(finished: tuple[Path, 
     assert "photos" not in json.loads(folder.results_file.read_text().splitlines()[0])["data"]
 
 
-def test_finished_runs_keep_their_weights_and_on_wish_all_of_the_checkpoint(photos: Path, tmp_path: Path) -> None:
+def test_finished_runs_keep_their_weights_and_optionally_the_checkpoint(photos: Path, tmp_path: Path) -> None:
     last_epoch = TABLE["settings"] | {"epochs": 1, "selection": {"validation_share": 0}}
     file = write_table(tmp_path, settings=last_epoch, seeds=[0], runs={"isa": {}})
     run = StudyFolder(tmp_path / "out").run(RunKey("isa", 0))
@@ -77,16 +78,17 @@ def test_finished_runs_keep_their_weights_and_on_wish_all_of_the_checkpoint(phot
     assert all(torch.equal(value, newest[name]) for name, value in run.model().state_dict().items())
 
 
-def test_a_study_killed_within_a_run_ends_as_if_it_had_not_been(
+@pytest.mark.slow
+def test_a_study_killed_within_a_run_resumes_to_the_same_results(
     finished: tuple[Path, StudyFolder], photos: Path, tmp_path: Path
 ) -> None:
     file, undisturbed = finished
     here, there = StudyFolder(tmp_path / "here"), StudyFolder(tmp_path / "there")
-    begun = here.run(KEYS[1]).path
+    unfinished = here.run(KEYS[1]).path
     process = start_study(file, photos, here.path)
     try:
         deadline = time.monotonic() + 60
-        while not (begun / "checkpoint.pt").exists():
+        while not (unfinished / "checkpoint.pt").exists():
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.01)
     finally:
@@ -94,27 +96,30 @@ def test_a_study_killed_within_a_run_ends_as_if_it_had_not_been(
         process.communicate()
     assert list(here.results()) == KEYS[:1], "killed within the second run"
 
-    # Another machine has the lines and the unfinished run, and its photos lie elsewhere.
+    # Another machine has the lines and the unfinished run, and its photos are elsewhere.
     moved = shutil.copytree(photos, tmp_path / "other place")
     there.path.mkdir()
     for copied in (here.results_file, here.history_file):
         shutil.copy(copied, there.path)
-    shutil.copytree(begun, there.run(KEYS[1]).path)
+    shutil.copytree(unfinished, there.run(KEYS[1]).path)
     for folder, place in ((here, photos), (there, moved)):
-        said, failed = run_study(file, place, folder.path)
-        assert not failed and said == [f"{key}: run {number} of 4" for number, key in enumerate(KEYS, 1) if number > 1]
-        assert learned(folder) == learned(undisturbed)
+        messages, failed = run_study(file, place, folder.path)
+        assert not failed and messages == [
+            f"{key}: run {number} of 4" for number, key in enumerate(KEYS, 1) if number > 1
+        ]
+        assert without_times(folder) == without_times(undisturbed)
 
 
-def test_lines_alone_are_enough_to_train_nothing_again(
+@pytest.mark.slow
+def test_finished_runs_are_not_trained_again_with_only_their_lines(
     finished: tuple[Path, StudyFolder], photos: Path, tmp_path: Path
 ) -> None:
     file, folder = finished
     for copied in (folder.results_file, folder.history_file):
         shutil.copy(copied, tmp_path)
-    said, failed = run_study(file, photos, tmp_path)
-    assert said == [] and not failed and not (tmp_path / "runs").exists()
-    assert learned(StudyFolder(tmp_path)) == learned(folder)
+    messages, failed = run_study(file, photos, tmp_path)
+    assert messages == [] and not failed and not (tmp_path / "runs").exists()
+    assert without_times(StudyFolder(tmp_path)) == without_times(folder)
 
     write_table(tmp_path, settings=TABLE["settings"] | {"optimiser": {"learning_rate": 0.001}})
     with pytest.raises(TrainingError, match=r"anchor, seed 0 .*optimiser.learning_rate was 0.0003, is 0.001"):
@@ -127,22 +132,23 @@ def test_lines_alone_are_enough_to_train_nothing_again(
         run_study(file, fewer, tmp_path)
 
 
+@pytest.mark.slow
 def test_two_processes_share_the_runs(finished: tuple[Path, StudyFolder], photos: Path, tmp_path: Path) -> None:
     file, folder = write_table(tmp_path, seeds=[0]), StudyFolder(tmp_path / "out")
     with folder.lock(KEYS[0].folder) as free:
         assert free
         process = start_study(file, photos, folder.path)
-        said, _ = process.communicate(timeout=60)
+        printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert "anchor, seed 0 is being trained by another process" in said and "1 of 2 runs have ended" in said
+    assert "anchor, seed 0 is being trained by another process" in printed and "1 of 2 runs have ended" in printed
     assert list(folder.results()) == [KEYS[1]]
-    said_here, _ = run_study(file, photos, folder.path)
-    assert said_here == ["anchor, seed 0: run 1 of 2"]
+    messages_here, _ = run_study(file, photos, folder.path)
+    assert messages_here == ["anchor, seed 0: run 1 of 2"]
     assert set(folder.results()) == set(KEYS[:2])
-    assert learned(folder)[0].items() <= learned(finished[1])[0].items()
+    assert without_times(folder)[0].items() <= without_times(finished[1])[0].items()
 
 
-def test_a_run_far_behind_is_dropped_and_a_failed_one_stops_no_other(photos: Path, tmp_path: Path) -> None:
+def test_a_run_far_behind_is_dropped_and_a_failed_one_does_not_stop_others(photos: Path, tmp_path: Path) -> None:
     anchor = {"loss": {"name": "proxy_anchor"}}
     runs = {
         "anchor": anchor,
@@ -152,8 +158,10 @@ def test_a_run_far_behind_is_dropped_and_a_failed_one_stops_no_other(photos: Pat
     changes: dict[str, Any] = {"seeds": [0], "runs": runs, "drop": {"after_epoch": 1, "behind": 0.01}}
     file = write_table(tmp_path, settings=TABLE["settings"] | {"epochs": 4}, **changes)
     folder = StudyFolder(tmp_path / "out")
-    said, failed = run_study(file, photos, folder.path)
-    assert failed == [RunKey("diverging", 0)] and any(text.startswith("diverging, seed 0 failed: ") for text in said)
+    messages, failed = run_study(file, photos, folder.path)
+    assert failed == [RunKey("diverging", 0)] and any(
+        text.startswith("diverging, seed 0 failed: ") for text in messages
+    )
     results = folder.results()
     assert list(results) == [RunKey("anchor", 0), RunKey("coarse", 0)]
     dropped = results[RunKey("coarse", 0)]
@@ -163,7 +171,7 @@ def test_a_run_far_behind_is_dropped_and_a_failed_one_stops_no_other(photos: Pat
     assert "coarse, seed 0 was dropped: " in text and "diverging, seed 0 is at epoch 0 of 4" in text
 
 
-def test_the_rule_compares_at_the_same_epoch_with_the_best_rival() -> None:
+def test_the_rule_compares_with_the_best_rival_at_the_same_epoch() -> None:
     rule = DropRule(after_epoch=2, behind=0.1)
 
     def course(*scores: float) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The sample shop's products and photos: what is drawn, and that the seed alone decides it."""
+"""The sample shop's products: families, splits, names and colours."""
 
 from collections import Counter
 from dataclasses import replace
@@ -52,7 +52,7 @@ def test_attributes_describe_the_product(product: Product) -> None:
 
 @pytest.mark.parametrize("product", PRODUCTS[::5], ids=lambda p: p.item_id)
 def test_the_named_colour_is_the_one_most_seen(product: Product) -> None:
-    """Dressed in pure red, green and blue, a product's catalogue picture tells how much of each colour shows."""
+    """Dressed in pure red, green and blue, a product's catalogue picture shows how much of each colour is visible."""
     dressed = replace(product, look=replace(product.look, main="#ff0000", accent="#00ff00", trim="#0000ff"))
     pixels = np.asarray(render_photo(dressed, 0), int)
     seen = [int((pixels[..., i] > 20 + 1.6 * np.delete(pixels, i, axis=-1).max(-1)).sum()) for i in range(3)]
