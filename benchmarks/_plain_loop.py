@@ -72,7 +72,7 @@ class PlainLoop:
 
     def run_network(self) -> float:
         """Returns the photos per second of the network alone, on one batch that stays in memory."""
-        # Not from the loader, whose processes would go on decoding meanwhile.
+        # Not from the loader, whose processes would keep decoding in the background.
         images, labels = default_collate([self._dataset[index] for index in range(self._batch_size)])
         begin = time.perf_counter()
         for _ in range(NETWORK_STEPS):

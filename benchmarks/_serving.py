@@ -32,7 +32,7 @@ from index.ingest.pipeline import run_reindex
 from index.ingest.sources import Source
 from training.backbones import EmbeddingModel
 from training.config import TrainingConfig
-from training.data.registry import shop_data
+from training.data import shop_data
 from training.data.sample_shop import write_shop
 from training.export import export_run
 

@@ -1,4 +1,4 @@
-"""The plain training loop in a process of its own: importing our trainer changes how PyTorch's threads wait."""
+"""The plain training loop in its own process: importing our trainer changes how PyTorch's threads wait."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ class Plan(NamedTuple):
 
 
 class PlainLoopProcess:
-    """The loop in a process of its own, which trains only while it is asked to."""
+    """The loop in its own process, which trains only on request."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -38,10 +38,10 @@ class PlainLoopProcess:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(f"{what}\n")
         self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
+        reply = self._process.stdout.readline()
+        if not reply:
             raise RuntimeError("the plain loop ended; its error is above")
-        return float(answer)
+        return float(reply)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from index.evaluation.metrics import retrieval_metrics
 
 SIZE = 512
 FULL, QUICK, SMALL = (60_502, 11_316), (12_000, 2_244), (4_000, 748)
-"""Photos and classes; the calculator's default ranks all neighbours of all photos at once, so it is given few."""
+"""Photos and classes; the calculator's default ranks all neighbours of all photos, so it gets few photos."""
 BLOCK = 1024
 NAMES = ("precision_at_1", "mean_average_precision_at_r", "r_precision")
 BARE, FLAT = "all scores, bare blocks (numpy)", "FAISS IndexFlatIP search"
@@ -63,8 +63,8 @@ def table(times: dict[str, float], few: dict[str, float], photos: int) -> list[R
     ]
 
 
-def clustered(photos: int, classes: int) -> tuple[Vectors, Labels]:
-    """Unit vectors around their classes' centres, two or more photos a class, a class after the other."""
+def clustered_vectors(photos: int, classes: int) -> tuple[Vectors, Labels]:
+    """Returns unit vectors around the centres of their classes, two or more photos per class, sorted by class."""
     rng = np.random.default_rng(0)
     extra = rng.integers(classes, size=photos - 2 * classes)
     labels = np.sort(np.concatenate([np.arange(classes), np.arange(classes), extra]))
@@ -105,8 +105,8 @@ def contenders() -> dict[str, Callable[[Vectors, Labels], object]]:
 def measure(
     photos: int, classes: int, runs: dict[str, Callable[[Vectors, Labels], object]], rounds: int
 ) -> dict[str, float]:
-    """The shortest time of each contender in seconds."""
-    vectors, labels = clustered(photos, classes)
+    """Returns the shortest time of each contender in seconds."""
+    vectors, labels = clustered_vectors(photos, classes)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
@@ -120,15 +120,15 @@ def measure(
 
 
 def memory(photos: int, classes: int) -> float:
-    """GiB by which the process grew at its peak beyond what it held with the inputs made."""
-    vectors, labels = clustered(photos, classes)
+    """Returns the peak memory of the process above its memory with the inputs, in GiB."""
+    vectors, labels = clustered_vectors(photos, classes)
     held = status("VmRSS")
     retrieval_metrics(vectors, labels)
     return (status("VmHWM") - held) / 2**20
 
 
 def status(name: str) -> int:
-    """A line of what Linux says of this process, in KiB; its account of resources inherits the parent's peak."""
+    """Returns a value of /proc/self/status in KiB; getrusage would inherit the parent's peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name))
 

@@ -26,7 +26,7 @@ SMALL_QUEUE, LARGE_QUEUE = 1_000, 55_000
 TARGETS = {100: 1.1, 3_997: 0.5, 11_318: 0.5}
 """Classes of CUB, In-Shop and SOP, and the largest share of Proxy-Anchor's time."""
 SAME_TIME = 1.1
-"""The queue's size must not matter, up to the noise of a shared machine."""
+"""The queue's size must not change the time, up to the noise of a shared machine."""
 PEER, OURS = "Proxy-Anchor (pytorch-metric-learning)", "our Proxy-Anchor"
 
 Batch = tuple[Tensor, Tensor]
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def compare(classes: int, seconds: float) -> list[Row]:
-    """Rows for one number of classes, from rounds that take about `seconds` together."""
+    """Returns the rows for one number of classes, from rounds that take about `seconds` together."""
     medians = measure(contenders(classes), classes, seconds)
     small, large = f"queue of {SMALL_QUEUE}", f"queue of {LARGE_QUEUE}"
     anchor, c = medians[PEER], f"{classes} classes"
@@ -67,22 +67,22 @@ def contenders(classes: int) -> dict[str, Callable[[Batch], None]]:
     proxies = torch.randn(classes, SIZE)
 
     def matmul(batch: Batch) -> None:
-        """The floor: similarities forward, and their two products backward."""
+        """Runs the lower bound: similarities forward, and their two products backward."""
         embeddings = batch[0].detach()
         similarity = embeddings @ proxies.T
         torch.mm(similarity, proxies)
         torch.mm(similarity.T, embeddings)
 
     return {
-        PEER: step_of(losses.ProxyAnchorLoss(classes, SIZE)),
-        OURS: step_of(ProxyAnchorLoss(classes, SIZE)),
-        f"queue of {SMALL_QUEUE}": step_of(with_full_queue(classes, SMALL_QUEUE)),
-        f"queue of {LARGE_QUEUE}": step_of(with_full_queue(classes, LARGE_QUEUE)),
+        PEER: make_step(losses.ProxyAnchorLoss(classes, SIZE)),
+        OURS: make_step(ProxyAnchorLoss(classes, SIZE)),
+        f"queue of {SMALL_QUEUE}": make_step(make_full_queue_loss(classes, SMALL_QUEUE)),
+        f"queue of {LARGE_QUEUE}": make_step(make_full_queue_loss(classes, LARGE_QUEUE)),
         "matmul": matmul,
     }
 
 
-def with_full_queue(classes: int, queue_size: int) -> ProxyISALoss:
+def make_full_queue_loss(classes: int, queue_size: int) -> ProxyISALoss:
     loss = ProxyISALoss(classes, SIZE, queue_start=0, filter_start=0, queue_size=queue_size)
     state = loss.hardness
     state.queue[:queue_size] = normalize(torch.randn(queue_size, SIZE))
@@ -91,7 +91,7 @@ def with_full_queue(classes: int, queue_size: int) -> ProxyISALoss:
     return loss
 
 
-def step_of(loss: nn.Module) -> Callable[[Batch], None]:
+def make_step(loss: nn.Module) -> Callable[[Batch], None]:
     def step(batch: Batch) -> None:
         embeddings, labels = batch
         embeddings.grad = None
@@ -102,7 +102,7 @@ def step_of(loss: nn.Module) -> Callable[[Batch], None]:
 
 
 def measure(steps: dict[str, Callable[[Batch], None]], classes: int, seconds: float) -> dict[str, float]:
-    """The median time of each contender in milliseconds."""
+    """Returns the median time of each contender in milliseconds."""
     batches = itertools.cycle(
         [(torch.randn(BATCH, SIZE, requires_grad=True), torch.randint(0, classes, (BATCH,))) for _ in range(8)]
     )
@@ -112,7 +112,7 @@ def measure(steps: dict[str, Callable[[Batch], None]], classes: int, seconds: fl
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times[PEER]) < 5:
         batch = next(batches)
-        # In any order: nobody always runs in the caches that the same neighbour left.
+        # In random order, so that no contender always runs after the same one.
         for name, step in random.sample(list(steps.items()), len(steps)):
             begin = time.perf_counter()
             step(batch)

@@ -3,7 +3,7 @@
 Both sides train the same network with Proxy-Anchor and AdamW on the same files, with the same batch size, the same
 number of decoding processes and all usable cores. They take turns epoch by epoch, each in its own process, and the
 medians of all epochs but the first are compared. The plain loop's network alone, on a batch that stays in memory, shows
-what photos cost: of 12-MP ones decoding takes about as long as the network.
+what photos cost: decoding a 12-MP photo takes about as long as the network.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from PIL import Image, ImageDraw
 from index._util.system import usable_cores
 from training.callbacks import Callback
 from training.config import TrainingConfig, parse_config
-from training.data.registry import DataSet, Photo
+from training.data import DataSet, Photo
 from training.data.torch_datasets import decoding_workers
 from training.loop import train
 
@@ -63,7 +63,7 @@ FULL, QUICK = Effort(small=512, large=240, epochs=3, rounds=2), Effort(small=64,
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="fewer photos and epochs: within a minute on 2 cores")
-    parser.add_argument("--photos", type=Path, metavar="DIR", help="JPEGs to use in the place of the 12-MP ones")
+    parser.add_argument("--photos", type=Path, metavar="DIR", help="JPEGs to use instead of the 12-MP ones")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
     arguments = parser.parse_args()
     effort = QUICK if arguments.quick else FULL
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def compare(name: str, data: DataSet, side: int, effort: Effort, run: Path, *, at_least: float) -> list[Row]:
-    """The trainer against the plain loop on the same photos, and against that loop without photos."""
+    """Compares the trainer with the plain loop on the same photos, and with that loop without photos."""
     config = settings(side, epochs=effort.epochs + 1)
     run.mkdir()
     with plain_loop(plan(config, data), run) as peer:
@@ -105,12 +105,12 @@ def compare(name: str, data: DataSet, side: int, effort: Effort, run: Path, *, a
 
 
 def compare_cached(data: DataSet, effort: Effort, folder: Path) -> list[Row]:
-    """Training on cached activations against full fine-tuning; filling the cache is not counted."""
+    """Compares training on cached activations with full fine-tuning; filling the cache is not counted."""
     full = "full fine-tuning"
     modes: dict[str, dict[str, Any]] = {full: {}, **CACHED}
     rates: dict[str, list[float]] = {name: [] for name in modes}
     for number in range(effort.rounds):
-        # In any order: nobody always runs in the caches that the same neighbour left.
+        # In random order, so that no mode always runs after the same one.
         for name, overrides in random.sample(list(modes.items()), len(modes)):
             turns = Turns()
             config = settings(SMALL_SIDE, epochs=effort.epochs + 1, **overrides)
@@ -125,7 +125,7 @@ def compare_cached(data: DataSet, effort: Effort, folder: Path) -> list[Row]:
 
 
 def settings(side: int, *, epochs: int, **others: Any) -> TrainingConfig:
-    """What both sides do alike: every step of a plain loop, and nothing that it does not have."""
+    """Returns the settings of both sides: only what a plain loop has too."""
     return parse_config(
         {
             "backbone": {"name": MODEL, "weights": "none", "batch_norm": "learn"},
@@ -146,7 +146,7 @@ def settings(side: int, *, epochs: int, **others: Any) -> TrainingConfig:
 
 
 def plan(config: TrainingConfig, data: DataSet) -> Plan:
-    """What the plain loop does."""
+    """Returns the plan of the plain loop."""
     rate = config.optimiser.learning_rate
     return Plan(
         files=[str(photo.path) for photo in data.train],
@@ -174,7 +174,7 @@ class Turns(Callback):
 
     @property
     def rate(self) -> float:
-        """The median of the epochs after the first, in which processes start and memory is taken."""
+        """The median of the epochs after the first, in which processes start and memory is allocated."""
         return statistics.median(self.rates[1:])
 
     def on_epoch(self, record: dict[str, Any]) -> None:
@@ -188,7 +188,7 @@ class Turns(Callback):
 
 
 def draw_photos(directory: Path, size: tuple[int, int], count: int) -> list[Path]:
-    """JPEGs of coloured shapes with grain: a few that differ, under as many names as are wanted."""
+    """Writes JPEGs of coloured shapes with grain: a few distinct ones, linked under `count` names."""
     directory.mkdir()
     rng = np.random.default_rng(0)
     grain = rng.normal(0, GRAIN, (size[1], size[0], 1)).astype(np.float32)
@@ -206,7 +206,7 @@ def draw_photos(directory: Path, size: tuple[int, int], count: int) -> list[Path
 
 
 def draw_shapes(size: tuple[int, int], rng: np.random.Generator) -> Image.Image:
-    """A background of soft colours with ellipses on it."""
+    """Returns a background of soft colours with ellipses on it."""
     coarse = Image.fromarray(rng.integers(0, 256, (3, 4, 3), dtype=np.uint8))
     image = coarse.resize(size, Image.Resampling.BICUBIC)
     draw = ImageDraw.Draw(image)
@@ -217,7 +217,7 @@ def draw_shapes(size: tuple[int, int], rng: np.random.Generator) -> Image.Image:
 
 
 def make_data(files: Sequence[Path], count: int, folder: Path) -> DataSet:
-    """As many photos to learn as are wanted, in classes of a few, and four small ones to measure on."""
+    """Returns `count` training photos in classes of a few, and four small test photos."""
     train = tuple(
         Photo(file, f"{number // PHOTOS_PER_CLASS:04d}")
         for number, file in zip(range(count), cycle(files), strict=False)

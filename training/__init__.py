@@ -1,4 +1,8 @@
-"""Learns the embedding, measures it and exports it as a bundle; the only package with PyTorch."""
+"""Trains the embedding model, measures it and exports it as a bundle; the only package with PyTorch.
+
+Exports nothing, so that importing it is cheap; `training.data`, `training.backbones`, `training.losses` and
+`training.report` export what other packages may use.
+"""
 
 import os
 

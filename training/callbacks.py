@@ -1,6 +1,10 @@
-"""The callback through which a training run reports to its caller."""
+"""The callbacks through which long work reports to its caller."""
 
+from collections.abc import Callable
 from typing import Any
+
+Progress = Callable[[int, int], None]
+"""Progress callback: (done, total)."""
 
 
 class Callback:

@@ -1,4 +1,4 @@
-"""Checkpoints and the run folder: everything a run needs to go on, be measured or be exported."""
+"""Checkpoints and the run folder: everything that is needed to resume, measure or export a run."""
 
 import json
 from collections.abc import Iterator
@@ -22,23 +22,20 @@ _BEST = "best.pt"
 _NEXT_BEST = "next-best-{}.pt"
 _RESULT = "result.json"
 REFIT = "refit"
-"""Folder in a run's folder of its repetition on all products."""
+"""Subfolder of a run for its repetition on all products."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """`config.yaml` (settings and data), `checkpoint.pt` (all of a run's state), `best.pt` (the weights that validation
-    chose), `result.json` (the chosen model's figures), and the recorder's `metrics.jsonl`, `log.txt`, plots and
+    """A folder with `config.yaml` (settings and data), `checkpoint.pt` (the run's state), `best.pt` (the best epoch's
+    weights), `result.json` (the chosen model's figures), and the logger's `metrics.jsonl`, `log.txt`, plots and
     TensorBoard events."""
 
     path: Path
 
     @contextmanager
-    def begun(self, config: TrainingConfig, data: str, *, resume: bool) -> Iterator[None]:
-        """Starts a run for the time of its preparations.
-
-        Should these fail, a new run is taken back, so that the corrected command finds its place free.
-        """
+    def begin(self, config: TrainingConfig, data: str, *, resume: bool) -> Iterator[None]:
+        """Starts a run, and removes a new one again if its preparation in the `with` block fails."""
         new = self.start(config, data, resume=resume)
         try:
             yield
@@ -48,24 +45,26 @@ class RunFolder:
             raise
 
     def start(self, config: TrainingConfig, data: str, *, resume: bool) -> bool:
-        """Makes the folder, or with `resume` accepts one that holds the same run; returns whether it is new."""
+        """Creates the folder, or with `resume` accepts one with the same run; returns whether it is new."""
         new = not (self.path / _CONFIG).is_file()
         if not new:
             if not resume:
-                raise TrainingError(f"{self.path} holds a run.", "Continue it with --resume, or choose another --out.")
+                raise TrainingError(
+                    f"{self.path} already holds a run.", "Continue it with --resume, or choose another --out."
+                )
             self._check_same(config, data)
             if self.config == config:
                 return False
-            (self.path / _RESULT).unlink(missing_ok=True)  # it was the result of another number of epochs
+            (self.path / _RESULT).unlink(missing_ok=True)  # the result of a different number of epochs
         elif self.path.exists() and any(self.path.iterdir()):
-            raise TrainingError(f"{self.path} is not empty and holds no run.", "Choose another folder with --out.")
+            raise TrainingError(f"{self.path} is not empty and not a run.", "Choose another folder with --out.")
         self.path.mkdir(parents=True, exist_ok=True)
         description = {"data": data, "config": config.model_dump(mode="json")}
         atomic_write_text(self.path / _CONFIG, yaml.safe_dump(description, sort_keys=False))
         return new
 
     def _check_same(self, config: TrainingConfig, data: str) -> None:
-        """Refuses to continue a run with settings that would make it another one, and names them."""
+        """Refuses to continue a run with different settings, and names them."""
         old, new = (
             flatten_settings(of.model_dump(mode="json", exclude=set(RESUMABLE))) for of in (self.config, config)
         )
@@ -73,12 +72,12 @@ class RunFolder:
         differing = [f"{name}={new.get(name)!r} (was {old.get(name)!r})" for name in changed]
         trained = self.history()[-1]["epoch"] if (self.path / "metrics.jsonl").is_file() else 0
         if config.last_epoch < trained:
-            differing.append(f"{config.last_epoch} epochs (trained already: {trained})")
+            differing.append(f"{config.last_epoch} epochs (already trained: {trained})")
         if self.data != data:
             differing.append(f"--data {data} (was {self.data})")
         if differing:
             raise TrainingError(
-                f"{self.path} holds a run with other settings: {', '.join(differing)}.",
+                f"{self.path} holds a run with different settings: {', '.join(differing)}.",
                 f"Choose another folder with --out; only {', '.join(sorted(RESUMABLE))} may change.",
             )
 
@@ -99,18 +98,18 @@ class RunFolder:
         return description
 
     def save_checkpoint(self, state: dict[str, Any]) -> None:
-        """Replaces the checkpoint as a whole: a kill leaves the old one or the new one."""
+        """Replaces the checkpoint atomically."""
         with atomic_write(self.path / _CHECKPOINT) as temporary:
             torch.save(state, temporary)
         self._promote_best(state)
 
     def save_best(self, weights: dict[str, Any], epoch: int | None = None) -> None:
-        """Saves the weights that validation chose; those of an `epoch` count once the next checkpoint is written."""
+        """Saves the chosen weights; those of an `epoch` become `best.pt` with the next checkpoint."""
         with atomic_write(self.path / (_BEST if epoch is None else _NEXT_BEST.format(epoch))) as temporary:
             torch.save(weights, temporary)
 
     def _promote_best(self, checkpoint: dict[str, Any]) -> None:
-        """Lets `best.pt` be of the epoch that the checkpoint names, also after a kill between the two."""
+        """Makes `best.pt` that of the checkpoint's best epoch, also after a kill between the two writes."""
         chosen = self.path / _NEXT_BEST.format(checkpoint["progress"]["best_epoch"])
         if chosen.is_file():
             chosen.replace(self.path / _BEST)
@@ -118,16 +117,16 @@ class RunFolder:
             other.unlink()
 
     def load_checkpoint(self) -> dict[str, Any] | None:
-        """The newest checkpoint, if one was written."""
+        """Returns the newest checkpoint, or None."""
         path = self.path / _CHECKPOINT
         if not path.is_file():
             return None
-        checkpoint = _loaded(path)
+        checkpoint = _load_state(path)
         self._promote_best(checkpoint)
         return checkpoint
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """The chosen model's figures; written last, so its presence tells a finished run."""
+        """Writes the chosen model's figures; the file marks a finished run, so it is written last."""
         atomic_write_text(self.path / _RESULT, json.dumps(result, indent=2) + "\n")
 
     @property
@@ -135,7 +134,7 @@ class RunFolder:
         return (self.path / _RESULT).is_file()
 
     def result(self) -> dict[str, Any]:
-        """The chosen model's figures."""
+        """Returns the chosen model's figures."""
         try:
             result: dict[str, Any] = json.loads((self.path / _RESULT).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -146,21 +145,21 @@ class RunFolder:
 
     @property
     def is_refit(self) -> bool:
-        """Whether the model has learned all classes, so that its figures are those of the run before."""
+        """Whether the model was trained on all classes, so that its figures are those of the first run."""
         inside = self.path.name == REFIT and (self.path.parent / _CONFIG).is_file()
         return inside or (self.is_finished and "refit" in self.result())
 
     def history(self) -> list[dict[str, Any]]:
-        """What was measured so far, epoch by epoch; epoch 0 is the untrained backbone."""
+        """Returns the records of the epochs so far; epoch 0 is the untrained backbone."""
         lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 
     def model(self, file: Path | None = None) -> EmbeddingModel:
-        """The chosen model, ready to embed: validation's best, else the newest, or that of a given file."""
+        """Returns the model in evaluation mode: that of `file`, by default the best epoch's, else the newest."""
         file = file or next((path for name in (_BEST, _CHECKPOINT) if (path := self.path / name).is_file()), None)
         if file is None:
             raise TrainingError(f"{self.path} has no checkpoint yet.", "Let `lookalike train` finish an epoch.")
-        state = _loaded(file)
+        state = _load_state(file)
         if "work" in state:
             work = state["work"]
             state = work["average"]["model"] if "average" in work else work["model"]
@@ -169,11 +168,11 @@ class RunFolder:
         return model.eval()
 
 
-def _loaded(path: Path) -> dict[str, Any]:
+def _load_state(path: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except (UnpicklingError, EOFError, RuntimeError) as error:
         raise TrainingError(
-            f"{path} is no checkpoint, or a damaged one: {str(error).splitlines()[0]}", "Give a run's best.pt."
+            f"{path} is not a checkpoint, or damaged: {str(error).splitlines()[0]}", "Give a run's best.pt."
         ) from error
     return state

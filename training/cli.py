@@ -1,4 +1,4 @@
-"""The verbs of training: `train`, `evaluate`, `export`, `report`, and the demo's part up to the gallery."""
+"""The commands `train`, `evaluate`, `export` and `report`, and the demo up to its gallery."""
 
 import json
 import os
@@ -10,14 +10,15 @@ import typer
 
 from training.callbacks import Callback
 from training.errors import TrainingError
+from training.metric_names import metric_title
 
 if TYPE_CHECKING:
     from index.embedding.bundle import BundleCard
     from training.config import TrainingConfig
-    from training.data.registry import DataSet
+    from training.data import DataSet
     from training.quantization import ReducedPrecision
 
-_ENGINES = (
+_PACKAGES = (
     "torch",
     "torchvision",
     "timm",
@@ -62,7 +63,7 @@ def train(
     settings = load_config(config, set_ or [], presets=[*(preset or _presets(data)), *benchmark])
     if protocol and refit:
         raise TrainingError("--refit trains one model, --protocol several.", "Use one of the two.")
-    photos = _load(data)
+    photos = read_data(data)
     if protocol:
         _train_folds(settings, photos, out, data, resume=resume)
         return
@@ -74,7 +75,7 @@ def train(
     elif callback.first:
         typer.echo(f"Epoch {result['epoch']} was kept; export it with: lookalike export {shipped} --out BUNDLE")
         if not refit:
-            typer.echo("To train on the products kept for measuring too, repeat the command with --resume --refit.")
+            typer.echo("To train on the held-out products too, repeat the command with --resume --refit.")
 
 
 def evaluate(
@@ -82,8 +83,8 @@ def evaluate(
     data: DataOption,
     k: Annotated[str, typer.Option(help="The Ks of Recall@K.")] = "1,2,4,8",
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")] = None,
-    bootstrap: Annotated[int, typer.Option(help="Rounds of 95 % confidence intervals; 0 for none.", min=0)] = 0,
-    index: Annotated[bool, typer.Option("--index", help="Also measure through the index that would serve.")] = False,
+    bootstrap: Annotated[int, typer.Option(help="Bootstrap rounds of 95 % confidence intervals; 0: none.", min=0)] = 0,
+    index: Annotated[bool, typer.Option("--index", help="Also measure through the search index.")] = False,
 ) -> None:
     """Measure recall and precision on the classes of a data set that are kept for testing.
 
@@ -98,7 +99,7 @@ def evaluate(
     ks = _parse_ks(k)
     _refuse_learned(model, data)
     preprocessing, embed = load_model(model)
-    checked = _checked(_load(data))
+    checked = check_data(read_data(data))
     for remark in checked.remarks:
         typer.echo(remark, err=True)
     photos = checked.test
@@ -117,7 +118,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
     out: Annotated[Path, typer.Option(help="Folder of the bundle to write.")],
     data: Annotated[str | None, typer.Option(help="Photos to check with; by default the run's own data.")] = None,
-    precision: Annotated[str, typer.Option(help="fp32, and bundles beside it: fp32,fp16,int8.")] = "fp32",
+    precision: Annotated[str, typer.Option(help="fp32, and further bundles: fp32,fp16,int8.")] = "fp32",
 ) -> None:
     """Export a trained model to ONNX, checked against PyTorch on real photos.
 
@@ -132,7 +133,7 @@ def export(
 
     reduced = _parse_precisions(precision)
     folder = RunFolder(run)
-    photos = _checked(_load(data or folder.data))
+    photos = check_data(read_data(data or folder.data))
     bundle = export_run(folder, out, photos.test[:64])
     typer.echo(f"Bundle {bundle.id} is in {out}")
     if not reduced:
@@ -141,13 +142,13 @@ def export(
         others = export_reduced(bundle, reduced, photos, on_progress)
     for other in others:
         typer.echo(f"Bundle {other.id} is in {other.directory} ({other.card.precision})")
-        _compare_precision(other.card)
+        typer.echo("\n".join(format_precision(other.card)))
 
 
 def report(
     run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
     out: Annotated[Path | None, typer.Option(help="The page to write; by default report.html in the run.")] = None,
-    data: Annotated[str | None, typer.Option(help="Photos to look at; by default the run's own data.")] = None,
+    data: Annotated[str | None, typer.Option(help="Photos to show; by default the run's own data.")] = None,
 ) -> None:
     """Write a page about a training run: figures, worst queries as photos, and the space it learned.
 
@@ -162,21 +163,23 @@ def report(
     own_data = folder.data
     spec = data or own_data
     if page.is_dir():
-        raise TrainingError(f"{page} is a folder.", "Name a file to write, such as --out report.html.")
+        raise TrainingError(f"{page} is a folder.", "Give a file, such as --out report.html.")
     folder.model()  # raises for a run without a checkpoint before its photos are read
     _refuse_learned(run, spec)
     try:
-        photos = _load(spec)
+        photos = read_data(spec)
     except TrainingError as error:
-        raise error if data else TrainingError(error.problem, "Say where the photos are now with --data.") from None
-    photos = _checked(photos)
+        raise (
+            error if data else TrainingError(error.problem, "Give the new location of the photos with --data.")
+        ) from None
+    photos = check_data(photos)
     with progress_bar("Embedding the test photos") as on_progress:
         write_report(folder, photos, page, spec=spec, on_progress=on_progress)
     typer.echo(f"The report is in {page}")
 
 
 def prepare_demo(directory: Path, *, quick: bool) -> None:
-    """All of the demo but the serving."""
+    """Runs the demo up to the searchable gallery."""
     require_train_extra()
     from index.cli.progress import progress_bar
     from training.demo import Demo
@@ -201,8 +204,8 @@ def prepare_demo(directory: Path, *, quick: bool) -> None:
 
 
 def require_train_extra() -> None:
-    """Says how to install what training needs, instead of failing on an import."""
-    missing = [name for name in _ENGINES if find_spec(name) is None]
+    """Raises an error with the pip command when a package of the extra `train` is missing."""
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise TrainingError(
             f"This command needs the training extra ({', '.join(missing)} not installed).",
@@ -214,7 +217,7 @@ class TrainingProgressBar(Callback):
     """A progress bar over a run's steps, and a line for every measurement; silent in all processes but the first."""
 
     def __init__(self, config: "TrainingConfig", *, unmeasured: bool = False) -> None:
-        """Takes whether the run has nothing to be measured on, so that its epochs have no line."""
+        """With `unmeasured` the run has no test photos, and its epochs print no line."""
         from index.cli.progress import progress_bar
 
         self.first = os.environ.get("RANK", "0") == "0"
@@ -251,18 +254,13 @@ class TrainingProgressBar(Callback):
 
 def _row(record: dict[str, Any]) -> str:
     names = [name for name in record if name.rpartition(".")[2].startswith(("recall", "map"))]
-    return "  ".join(f"{_title(name)} {100 * record[name]:5.1f} %" for name in names)
-
-
-def _title(name: str) -> str:
-    titles = {"map@r": "MAP@R", "r_precision": "R-precision", "map": "mAP"}
-    return titles.get(name, name.replace("recall", "Recall").replace("map@r", "MAP@R"))
+    return "  ".join(f"{metric_title(name)} {100 * record[name]:5.1f} %" for name in names)
 
 
 def _print_report(report: dict[str, Any]) -> None:
     typer.echo(f"{report['queries']:,} queries against {report['gallery']:,} gallery photos")
     for name, value in report["figures"].items():
-        line = f"{_title(name):11} {100 * value:6.2f} %"
+        line = f"{metric_title(name):11} {100 * value:6.2f} %"
         if "intervals" in report:
             low, high = report["intervals"][name]
             line += f"  [{100 * low:6.2f}, {100 * high:6.2f}]"
@@ -291,12 +289,12 @@ def _train_folds(settings: "TrainingConfig", photos: "DataSet", out: Path, data:
     typer.echo(f"{'':11} {'separated':>16}  concatenated")
     for name, apart in result["separated"].items():
         mean, deviation, together = 100 * apart["mean"], 100 * apart["deviation"], 100 * result["concatenated"][name]
-        typer.echo(f"{_title(name):11} {mean:6.2f} ± {deviation:5.2f} %  {together:10.2f} %")
+        typer.echo(f"{metric_title(name):11} {mean:6.2f} ± {deviation:5.2f} %  {together:10.2f} %")
     typer.echo(f"Figures of all folds are in {out / RESULT}")
 
 
 def _parse_precisions(text: str) -> "list[ReducedPrecision]":
-    """Those beside fp32, which is always written: the others are made from it and compared with it."""
+    """Returns the precisions other than fp32, which is always written."""
     from training.quantization import REDUCED_PRECISIONS
 
     wanted = text.split(",")
@@ -305,14 +303,15 @@ def _parse_precisions(text: str) -> "list[ReducedPrecision]":
     return [name for name in REDUCED_PRECISIONS if name in wanted]
 
 
-def _compare_precision(card: "BundleCard") -> None:
+def format_precision(card: "BundleCard") -> list[str]:
+    """Formats the figures of a reduced precision and of fp32, with a warning when Recall@1 drops too far."""
     from training.export import MAX_RECALL_LOSS
 
-    typer.echo(f"  {card.precision}".ljust(18) + _row(card.metrics))
-    typer.echo("  fp32".ljust(18) + _row(card.fp32_metrics))
-    lost = card.fp32_metrics["recall@1"] - card.metrics["recall@1"]
-    if lost > MAX_RECALL_LOSS:
-        typer.echo(f"  {card.precision} loses {100 * lost:.1f} points of Recall@1: use it only where that is worth it.")
+    lines = [f"  {card.precision}".ljust(18) + _row(card.metrics), "  fp32".ljust(18) + _row(card.fp32_metrics)]
+    loss = card.fp32_metrics["recall@1"] - card.metrics["recall@1"]
+    if loss > MAX_RECALL_LOSS:
+        lines.append(f"  {card.precision} loses {100 * loss:.1f} points of Recall@1: compare before you use it.")
+    return lines
 
 
 def _parse_ks(text: str) -> list[int]:
@@ -321,49 +320,48 @@ def _parse_ks(text: str) -> list[int]:
     except ValueError:
         ks = []
     if not ks or ks[0] < 1:
-        raise TrainingError(f"--k {text!r} is no list of positive numbers.", "Write it as 1,2,4,8.")
+        raise TrainingError(f"--k {text!r} is not a list of positive numbers.", "Write it as 1,2,4,8.")
     return ks
 
 
 def _presets(data: str) -> list[str]:
-    """The preset of a data set, if it has one."""
+    """Returns the preset of a data set, or nothing."""
     from training.config import preset_names
 
     return [name for name in preset_names() if name == data.partition(":")[0]]
 
 
 def _refuse_learned(model: Path, data: str) -> None:
-    """Refuses to measure a refitted model on its own data: it has learned every class of it."""
+    """Refuses to measure a refitted model on its own data: it was trained on every class."""
     from index.embedding.bundle import Bundle
     from training.checkpoints import RunFolder
     from training.evaluation import is_bundle
 
     if is_bundle(model):
         if Bundle.load(model).card.refit:
-            typer.echo(
-                "This model was refitted on all products of its data: on those, the figures are too good.", err=True
-            )
+            typer.echo("This model was refitted on all products of its data; figures on them are too high.", err=True)
         return
     run = RunFolder(model.parent if model.is_file() else model)
     if run.is_refit and run.data == data:
         raise TrainingError(
-            f"{run.path} has learned every class of {data}: figures on them mean nothing.",
+            f"{run.path} was trained on every class of {data}: it cannot be measured on them.",
             f"Measure the run before the refit, {run.path.parent}, or give photos of other products with --data.",
         )
 
 
-def _load(spec: str) -> "DataSet":
+def read_data(spec: str) -> "DataSet":
+    """Reads the data set of a specification, with a progress bar."""
     from index.cli.progress import progress_bar
-    from training.data.registry import load_data
+    from training.data import load_data
 
     with progress_bar("Reading the photos") as on_progress:
         return load_data(spec, on_progress=on_progress)
 
 
-def _checked(data: "DataSet") -> "DataSet":
-    """Without the photos that cannot be read."""
+def check_data(data: "DataSet") -> "DataSet":
+    """Leaves out the photos that cannot be read, with a progress bar."""
     from index.cli.progress import progress_bar
-    from training.data.validation import check_photos
+    from training.data import check_photos
 
     with progress_bar("Checking the photos") as on_progress:
         return check_photos(data, on_progress=on_progress)

@@ -66,9 +66,9 @@ class AugmentationSettings(Settings):
     erasing: Probability = Field(default=0, description="probability that a random rectangle is erased")
 
     @model_validator(mode="after")
-    def _ordered(self) -> "AugmentationSettings":
+    def _check_order(self) -> "AugmentationSettings":
         if self.crop_scale[0] > self.crop_scale[1]:
-            raise ValueError(f"crop_scale must be (smallest, largest), got {self.crop_scale}")
+            raise ValueError(f"crop_scale must be (min, max), got {self.crop_scale}")
         return self
 
 
@@ -84,14 +84,14 @@ class SamplingSettings(Settings):
         default=0.5, ge=0, le=1, description="with power: a class is drawn in proportion to its size to this power"
     )
     max_per_class: int | None = Field(
-        default=None, gt=0, description="with power: most photos of a class in an epoch; by default no limit"
+        default=None, gt=0, description="with power: maximum photos of a class in an epoch; by default no limit"
     )
     steps_per_epoch: int | None = Field(
         default=None, gt=0, description="batches of an epoch; by default as many as show about every photo once"
     )
 
     @model_validator(mode="after")
-    def _whole_classes(self) -> "SamplingSettings":
+    def _check_batch_size(self) -> "SamplingSettings":
         if self.kind == "balanced" and self.batch_size % self.photos_per_class:
             raise ValueError(
                 f"batch_size {self.batch_size} is not a multiple of photos_per_class {self.photos_per_class}"
@@ -140,9 +140,9 @@ class SelectionSettings(Settings):
     )
 
     @model_validator(mode="after")
-    def _existing_fold(self) -> "SelectionSettings":
+    def _check_fold(self) -> "SelectionSettings":
         if self.fold is not None and self.fold >= self.folds:
-            raise ValueError(f"fold {self.fold} does not exist: the {self.folds} folds are counted from 0")
+            raise ValueError(f"fold must be in 0..{self.folds - 1}")
         return self
 
     @property
@@ -152,7 +152,7 @@ class SelectionSettings(Settings):
 
 
 class TrainingConfig(Settings):
-    """Everything that decides a run's result, apart from the photos themselves."""
+    """Everything that decides a run's result, except the photos."""
 
     backbone: BackboneSettings = BackboneSettings()
     loss: LossSettings = LossSettings()
@@ -172,10 +172,12 @@ class TrainingConfig(Settings):
     )
     cached_stage: int | None = Field(
         default=None,
-        description="with cached_views: stages before this one are cached, the rest learn, as in a slice (-1: the last"
-        " stage learns); by default only the head learns",
+        description="with cached_views: stages before this one are cached, the others learn, as in a slice (-1: the"
+        " last stage learns); by default only the head learns",
     )
-    test_every: int = Field(default=1, ge=0, description="epochs between two looks at the test classes; 0: at the end")
+    test_every: int = Field(
+        default=1, ge=0, description="epochs between two measurements on the test classes; 0: at the end"
+    )
     log_every: int = Field(default=10, gt=0, description="steps between two entries of the loss's state in the logs")
     tracker: Literal["mlflow", "wandb"] | None = Field(default=None, description="also report to this service")
     mixed_precision: bool = Field(default=True, description="on CUDA; elsewhere it is float32")
@@ -188,8 +190,8 @@ class TrainingConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _completed(cls, raw: Any) -> Any:
-        """Takes the crop and the resize from each other where only one is given, as 224 and 256 are."""
+    def _complete_preprocessing(cls, raw: Any) -> Any:
+        """Derives `resize` from `input_size` or the other way round when only one is given, in the ratio 256 to 224."""
         rule = raw.get("preprocessing") if isinstance(raw, Mapping) else None
         if not isinstance(rule, Mapping):
             return raw
@@ -200,7 +202,7 @@ class TrainingConfig(Settings):
         return {**raw, "preprocessing": {**rule, missing: other}}
 
     @model_validator(mode="after")
-    def _cached(self) -> "TrainingConfig":
+    def _check_cache(self) -> "TrainingConfig":
         if self.cached_stage is not None and not self.cached_views:
             raise ValueError(f"cached_stage={self.cached_stage} needs cached_views of 1 or more")
         return self
@@ -216,20 +218,20 @@ RESUMABLE = frozenset({"epochs", "stop_epoch", "workers", "device", "checkpoint_
 
 
 def load_config(file: Path | None, overrides: list[str], presets: Sequence[str] = ()) -> TrainingConfig:
-    """Defaults, then the presets in turn, then the file, then `key=value` overrides with dotted keys."""
+    """Layers the defaults, the presets in turn, the file, and `key=value` overrides with dotted keys."""
     raw: dict[str, Any] = {}
     for preset in presets:
         raw = layer_settings(raw, read_preset(preset))
     if file:
         if not file.is_file():
             raise TrainingError(f"No configuration file at {file}.", "Check the path given with --config.")
-        raw = layer_settings(raw, _parsed_file(file))
-    raw = layer_settings(raw, _parsed_overrides(overrides))
+        raw = layer_settings(raw, _parse_file(file))
+    raw = layer_settings(raw, _parse_overrides(overrides))
     return parse_config(raw)
 
 
 def parse_config(raw: Mapping[str, Any]) -> TrainingConfig:
-    """The validated settings, or one error that names every wrong one with its value."""
+    """Validates settings; the error names every invalid one with its value."""
     try:
         return TrainingConfig.model_validate(raw)
     except ValidationError as error:
@@ -238,7 +240,7 @@ def parse_config(raw: Mapping[str, Any]) -> TrainingConfig:
 
 
 def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted names."""
+    """Returns nested settings by their dotted names."""
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         flat |= flatten_settings(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
@@ -246,30 +248,30 @@ def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str,
 
 
 def preset_names() -> list[str]:
-    """Every name that `--preset` accepts."""
+    """Returns every name that `--preset` accepts."""
     files = (resources.files("training") / "presets").iterdir()
     return sorted(file.name.removesuffix(".yaml") for file in files if file.name.endswith(".yaml"))
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """The settings of a preset as they stand in its file."""
+    """Returns the settings in the file of a preset."""
     if name not in (known := preset_names()):
         raise TrainingError(f"No preset is called {name!r}.", f"Known presets: {', '.join(known)}.")
     raw: dict[str, Any] = yaml.safe_load((resources.files("training") / "presets" / f"{name}.yaml").read_text("utf-8"))
     return raw
 
 
-def _parsed_file(file: Path) -> dict[str, Any]:
+def _parse_file(file: Path) -> dict[str, Any]:
     try:
         raw = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise TrainingError(f"{file} is not YAML: {error}.", "Correct the file.") from None
     if not isinstance(raw, dict):
-        raise TrainingError(f"{file} holds no settings.", "Write them as `key: value` lines.")
+        raise TrainingError(f"{file} has no settings.", "Write them as `key: value` lines.")
     return raw
 
 
-def _parsed_overrides(overrides: list[str]) -> dict[str, Any]:
+def _parse_overrides(overrides: list[str]) -> dict[str, Any]:
     parsed: dict[str, Any] = {}
     for override in overrides:
         key, separator, value = override.partition("=")
@@ -281,28 +283,28 @@ def _parsed_overrides(overrides: list[str]) -> dict[str, Any]:
             raise TrainingError(f"--set {override}: the value is not YAML.", "Quote it, e.g. 'key={a: 1}'.") from None
         for part in reversed(key.split(".")):
             nested = {part: nested}
-        parsed = _merged(parsed, nested)
+        parsed = _merge(parsed, nested)
     return parsed
 
 
 def layer_settings(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """`over` on top of `base`; another loss does not inherit the settings of the one below."""
+    """Lays `over` on `base`; a different loss does not inherit the settings of the one below."""
     loss, other = base.get("loss"), over.get("loss")
     if isinstance(loss, dict) and isinstance(other, dict) and other.get("name", loss.get("name")) != loss.get("name"):
         base = base | {"loss": {}}
-    return _merged(base, over)
+    return _merge(base, over)
 
 
-def _merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merged(merged[key], value) if both else value
+        merged[key] = _merge(merged[key], value) if both else value
     return merged
 
 
 def explain_errors(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """Every wrong entry with its place and value, and the name that was probably meant."""
+    """Formats every invalid entry with its place and value, and a similar known name."""
     lines = []
     for detail in error.errors():
         place = tuple(map(str, detail["loc"]))
@@ -320,13 +322,13 @@ def explain_errors(error: ValidationError, model: type[BaseModel], prefix: str =
 
 
 def suggest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """`; did you mean ...?` when a known name is close, else nothing."""
+    """Returns `; did you mean ...?` when a known name is close, else an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def _field_names(model: type[BaseModel], place: Sequence[str]) -> list[str]:
-    """The settings at a place of a model."""
+    """Returns the settings at a place of a model."""
     for part in place:
         kind = model.model_fields[part].annotation
         model = next(one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel))

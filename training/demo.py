@@ -1,4 +1,4 @@
-"""The demo: the whole path from photos to a searchable gallery, on the sample shop, reusing finished steps."""
+"""The demo: from photos to a searchable gallery, on the sample shop; finished steps are reused."""
 
 import csv
 import shutil
@@ -10,10 +10,10 @@ from index.embedding.bundle import Bundle
 from index.gallery.jobs import JobRecord
 from index.ingest.pipeline import run_reindex
 from index.ingest.sources import Source
-from training.callbacks import Callback
+from training.callbacks import Callback, Progress
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
-from training.data.registry import DataSet, Progress, shop_data
+from training.data import DataSet, shop_data
 from training.data.sample_shop import ShopPhoto, read_shop, write_shop
 from training.export import export_run
 from training.loop import train
@@ -23,11 +23,11 @@ _COLUMNS = ("item_id", "image", "title", "category", "colour", "pattern", "brand
 
 @dataclass(frozen=True)
 class Demo:
-    """Where the demo keeps things; each step is skipped when its result is there."""
+    """The folders of the demo; each step is skipped when its result exists."""
 
     directory: Path
     quick: bool = False
-    """A smaller shop: the same path in a minute, with weaker figures."""
+    """A smaller shop: the same steps in a minute, with lower figures."""
 
     @property
     def shop(self) -> Path:
@@ -51,7 +51,7 @@ class Demo:
         return self.directory / "examples"
 
     def data(self, on_progress: Progress) -> DataSet:
-        """The sample shop, drawn if need be."""
+        """Returns the sample shop, which is rendered if necessary."""
         size = {"products_per_family": 3, "photos_per_product": 5} if self.quick else {}
         write_shop(self.shop, on_progress=on_progress, **size)
         data = shop_data(self.shop)
@@ -64,18 +64,18 @@ class Demo:
         return load_config(None, [], presets=["sample"])
 
     def train(self, data: DataSet, callback: Callback) -> None:
-        """Trains the embedder, or goes on with an interrupted run."""
+        """Trains the embedder, or continues an interrupted run."""
         train(self.config, data, self.run.path, "sample", callback, resume=True)
 
     def export(self, data: DataSet) -> Bundle:
-        """The bundle of the trained model."""
+        """Exports the trained model, or loads the bundle of an earlier export."""
         checkpoint, card = self.run.path / "checkpoint.pt", self.bundle / "bundle.json"
         if card.is_file() and card.stat().st_mtime >= checkpoint.stat().st_mtime:
             return Bundle.load(self.bundle)
         return export_run(self.run, self.bundle, data.test[:64])
 
     def index(self, bundle: Bundle, on_progress: Progress) -> JobRecord:
-        """A gallery of all products, of the photos that are not kept for trying."""
+        """Builds the gallery from all photos that are not reserved as queries."""
         table = self.shop / "gallery.csv"
         with atomic_write(table) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, _COLUMNS, extrasaction="ignore")
@@ -91,7 +91,7 @@ class Demo:
         )
 
     def _write_examples(self, photos: list[ShopPhoto]) -> None:
-        """One new photo of one never-trained product of each family."""
+        """Copies one query photo of an unseen product of each family."""
         self.examples.mkdir(exist_ok=True)
         seen: set[str] = set()
         for photo in photos:

@@ -14,7 +14,7 @@ MIN_COSINE = 0.98
 
 
 def choose_device(wanted: str = "auto") -> torch.device:
-    """Returns the best device of this machine, or the one asked for if it is available."""
+    """Returns the best device of this machine, or the given one if it is available."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
         return torch.device(next(name for name, there in available.items() if there))
@@ -45,7 +45,7 @@ def set_precision(device: torch.device, *, cudnn_benchmark: bool, tf32: bool) ->
 
 @torch.no_grad()
 def check_device(model: nn.Module, side: int, device: torch.device, half: torch.dtype | None) -> None:
-    """Compares a device's vectors of random pictures with the CPU's before hours are spent on it."""
+    """Compares a device's vectors of random pixels with the CPU's before a long run."""
     if device.type == "cpu":
         return
     was_training = model.training
@@ -63,7 +63,7 @@ def check_vectors(found: torch.Tensor, expected: torch.Tensor, device: torch.dev
     lowest = nn.functional.cosine_similarity(found, expected).min().item()
     if not lowest >= MIN_COSINE:
         raise TrainingError(
-            f"The device {device} computes other vectors than the CPU (cosine {lowest:.4f}).",
+            f"The device {device} computes different vectors than the CPU (cosine {lowest:.4f}).",
             "Set device=cpu or mixed_precision=false, and check the driver and the installed PyTorch.",
         )
 

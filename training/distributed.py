@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process's place among those of the run."""
+    """The rank of this process among those of the run."""
 
     rank: int
     size: int
@@ -51,8 +51,7 @@ class ProcessGroup:
 def join_process_group(wanted_device: str) -> Iterator[ProcessGroup]:
     """Joins the process group that `torchrun` announces in the environment, if there is one.
 
-    Within a world that was joined already it is that one: a group that is left and joined again may meet addresses of
-    the first.
+    An existing group is reused: one that is left and joined again may get the addresses of the first.
     """
     device = choose_device(wanted_device)
     if device.type == "cpu":
@@ -68,7 +67,7 @@ def join_process_group(wanted_device: str) -> Iterator[ProcessGroup]:
     if dist.is_initialized():
         yield ProcessGroup(dist.get_rank(), size, device, local_size)
         return
-    # The others wait while the first measures, which may take long on a large test set.
+    # The other processes wait while the first measures, which takes long on a large test set.
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timedelta(hours=2))
     try:
         yield ProcessGroup(dist.get_rank(), size, device, local_size)

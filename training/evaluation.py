@@ -1,4 +1,4 @@
-"""Measuring a model on photos of classes that it never learned."""
+"""Measures a model on photos of classes that it was not trained on."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,29 +29,29 @@ from index.evaluation.ranking import RetrievalProtocol
 from index.gallery.vectors.faiss import builder
 from index.gallery.vectors.faiss import searcher as ann
 from training.backbones import EmbeddingModel
+from training.callbacks import Progress
 from training.checkpoints import RunFolder
-from training.data.registry import Photo
+from training.data import Photo
 from training.data.torch_datasets import MeasuredPhotos, decoding_workers
 from training.devices import choose_device, keep_freed_memory
 from training.distributed import ProcessGroup
 
-Progress = Callable[[int, int], None]
 Embed = Callable[[torch.Tensor], NDArray[np.float32]]
 
 _QUERIES = 1024
-"""Searched in the index at a time."""
+"""Queries per search of the index."""
 _FEW = 128
 """Photos up to which no worker process is started to decode them."""
 _MAX_KEPT = 2 << 30
 """Bytes of activations that are kept in memory."""
 _KEPT_BATCH = 256
-"""Kept activations that go through the rest of the model at a time."""
+"""Kept activations per forward pass through the remaining layers."""
 
 
 def torch_embedder(
     module: Callable[[torch.Tensor], torch.Tensor], device: torch.device, half: torch.dtype | None = None
 ) -> Embed:
-    """Makes a PyTorch function of pixels one to arrays, computed in `half` precision if that is given."""
+    """Wraps a PyTorch function of pixels to return arrays, computed in `half` precision if given."""
     if device.type == "cpu":
         keep_freed_memory()
 
@@ -93,18 +93,18 @@ def measure(
     ks: Sequence[int] = KS,
     on_progress: Progress | None = None,
 ) -> dict[str, float]:
-    """Recall@K and MAP@R of the query photos against the gallery photos, by default each against all the others."""
-    return _scored(embed_photos(photos, preprocessing, embed, on_progress), photos, ks)
+    """Returns Recall@K and MAP@R of the query photos against the gallery, by default each against all others."""
+    return _score(embed_photos(photos, preprocessing, embed, on_progress), photos, ks)
 
 
-def _scored(vectors: NDArray[np.float32], photos: Sequence[Photo], ks: Sequence[int]) -> dict[str, float]:
-    """The figures that a run's records keep."""
+def _score(vectors: NDArray[np.float32], photos: Sequence[Photo], ks: Sequence[int]) -> dict[str, float]:
+    """Returns the figures that are kept in a run's records."""
     figures = mean_metrics(query_metrics(vectors, photo_protocol(photos), ks))
     return {name: value for name, value in figures.items() if "@" in name}
 
 
 def photo_protocol(photos: Sequence[Photo]) -> RetrievalProtocol:
-    """Who searches for what among photos to measure on."""
+    """Returns the queries, the gallery and the correct results among test photos."""
     return RetrievalProtocol.from_labels(
         (photo.label for photo in photos),
         [photo.is_query for photo in photos],
@@ -120,7 +120,7 @@ def full_report(
     rounds: int = 0,
     through_index: bool = False,
 ) -> dict[str, Any]:
-    """All figures with the counts behind them; on wish with intervals from so many bootstrap rounds, and as served."""
+    """Returns all figures with counts, optionally with bootstrap intervals and with figures through the index."""
     protocol = photo_protocol(photos)
     figures = query_metrics(vectors, protocol, ks)
     report: dict[str, Any] = {
@@ -137,7 +137,7 @@ def full_report(
 
 
 def index_metrics(vectors: NDArray[np.float32], protocol: RetrievalProtocol, ks: Sequence[int] = KS) -> QueryMetrics:
-    """The figures of the queries through a generation of the gallery's vectors: what the service would answer."""
+    """Returns the figures of the queries through the search index that the service uses."""
     unit = unit_vectors(vectors)
     depth = min(len(protocol.gallery), max(*ks, int(protocol.relevant.max())) + 1)
     built = builder.build(unit[protocol.gallery].astype(np.float16))
@@ -152,14 +152,14 @@ def index_metrics(vectors: NDArray[np.float32], protocol: RetrievalProtocol, ks:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that decide the figures."""
+    """Returns the versions of the packages that affect the figures."""
     return {name: version(name) for name in ("lookalike", "numpy", "torch", "timm", "onnxruntime", "pillow")}
 
 
 class Evaluator:
-    """Measures a model in training again and again; every process of the run embeds its part of the photos.
+    """Measures a model repeatedly during training; every process of the run embeds its part of the photos.
 
-    What frozen stages make of the photos is computed once and kept, if it fits into memory.
+    The activations of frozen stages are computed once and kept if they fit into memory.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Evaluator:
         workers: int | None = None,
         frozen: int | None = 0,
     ) -> None:
-        """Takes the number of first stages that never change; None stands for the whole backbone."""
+        """`frozen` is the number of first stages that never change; None means the whole backbone."""
         self._photos = photos
         self._own = photos[world.rank :: world.size]
         self._preprocessing = preprocessing
@@ -189,19 +189,19 @@ class Evaluator:
         parts = self._world.gather(own)
         if not self._world.is_main:
             return {}
-        there = [part for part in parts if part is not None]
-        vectors = np.empty((len(self._photos), there[0].shape[1]), np.float32)
-        for rank, part in enumerate(there):
+        embedded = [part for part in parts if part is not None]
+        vectors = np.empty((len(self._photos), embedded[0].shape[1]), np.float32)
+        for rank, part in enumerate(embedded):
             vectors[rank :: self._world.size] = part
-        return _scored(vectors, self._photos, KS)
+        return _score(vectors, self._photos, KS)
 
     def _embed(self, model: EmbeddingModel, untrained: bool) -> NDArray[np.float32]:
         frozen = self._frozen
         stages = model.features if frozen is None else partial(model.activations, stage=frozen)
         if frozen == 0 or not self._fits(stages):
-            return self._through(model.features if untrained else model)
+            return self._embed_with(model.features if untrained else model)
         if self._activations is None:
-            self._activations = self._through(stages)
+            self._activations = self._embed_with(stages)
         features = nn.Identity() if frozen is None else partial(model.features_from, stage=frozen)
 
         def rest(activations: torch.Tensor) -> torch.Tensor:
@@ -216,18 +216,18 @@ class Evaluator:
         with torch.inference_mode():
             return 4 * stages(blank).numel() * len(self._own) <= _MAX_KEPT
 
-    def _through(self, module: Callable[[torch.Tensor], torch.Tensor]) -> NDArray[np.float32]:
+    def _embed_with(self, module: Callable[[torch.Tensor], torch.Tensor]) -> NDArray[np.float32]:
         embed = torch_embedder(module, self._world.device, self._half)
         return embed_photos(self._own, self._preprocessing, embed, workers=self._workers)
 
 
 def is_bundle(path: Path) -> bool:
-    """Whether a model's path is an exported bundle, not a training run or a file of one."""
+    """Returns whether a model's path is an exported bundle, not a training run or a file of one."""
     return (path / CARD_FILE).is_file()
 
 
 def load_model(path: Path, device: str = "auto") -> tuple[Preprocessing, Embed]:
-    """An exported bundle, a training run, or a checkpoint file in a run's folder."""
+    """Loads an exported bundle, a training run, or a checkpoint file in a run's folder."""
     if is_bundle(path):
         bundle = Bundle.load(path)
         embedder = Embedder(bundle)

@@ -1,10 +1,9 @@
-"""Export: a trained run as bundles, refused unless ONNX Runtime repeats what PyTorch says."""
+"""Exports a trained run as bundles, after comparing ONNX Runtime's vectors with PyTorch's."""
 
 import contextlib
 import io
 import logging
 import os
-import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
@@ -15,33 +14,35 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from index._util.files import fsync_directory, temporary_sibling
+from index._util.files import atomic_directory
 from index.embedding.bundle import CARD_FILE, MODEL_FILE, Bundle, write_card
 from index.embedding.embedder import Embedder
 from training.backbones import EmbeddingModel
+from training.callbacks import Progress
 from training.checkpoints import RunFolder
-from training.data.registry import DataSet, Photo
+from training.data import DataSet, Photo
 from training.data.torch_datasets import MeasuredPhotos
 from training.errors import TrainingError
-from training.evaluation import Embed, Progress, embed_photos, measure, torch_embedder
+from training.evaluation import Embed, embed_photos, measure, torch_embedder
+from training.metric_names import retrieval_figures
 from training.quantization import ReducedPrecision, reduce_model
 
 MIN_COSINE = 0.9999
 """Between a photo's vectors from PyTorch and from ONNX Runtime."""
 
 MAX_RECALL_LOSS = 0.005
-"""Of Recall@1 by a reduced precision, beyond which the user is told to think twice."""
+"""Loss of Recall@1 by a reduced precision above which the command line warns."""
 
 _CALIBRATION = 256
-"""Training photos that 8 bits are fitted to."""
+"""Training photos for the calibration of int8."""
 
 
-def export_run(run: RunFolder, out: Path, photos: Sequence[Photo]) -> Bundle:
-    """Writes the run's model as a bundle, after checking it on real photos; replaces an older bundle whole."""
+def export_run(run: RunFolder, out: Path, photos: Sequence[Photo], *, min_cosine: float = MIN_COSINE) -> Bundle:
+    """Writes the run's model as a bundle, after checking it on real photos; replaces an older bundle atomically."""
     if not photos:
-        raise TrainingError("There are no test photos to check the exported model with.", "Name others with --data.")
+        raise TrainingError("There are no test photos to check the exported model with.", "Give some with --data.")
     config, model = run.config, run.model()
-    with _replaced(out) as temporary:
+    with _new_bundle(out) as temporary:
         _write_onnx(model, config.preprocessing.input_size, temporary / MODEL_FILE)
         write_card(
             temporary,
@@ -51,73 +52,55 @@ def export_run(run: RunFolder, out: Path, photos: Sequence[Photo]) -> Bundle:
             loss=config.loss.name,
             loss_settings=config.loss.settings,
             data=run.data.partition(":")[0],
-            metrics=_shares(run.result()),
+            metrics=retrieval_figures(run.result()),
             untrained_metrics=run.result()["untrained"],
             refit=run.is_refit,
             versions={name: version(name) for name in ("lookalike", "torch", "timm", "onnx", "onnxruntime")},
         )
-        _check_parity(model, Bundle.load(temporary), photos)
+        _check_parity(model, Bundle.load(temporary), photos, min_cosine)
     return Bundle.load(out)
 
 
 def export_reduced(
     bundle: Bundle, precisions: Sequence[ReducedPrecision], data: DataSet, on_progress: Progress | None = None
 ) -> list[Bundle]:
-    """Bundles of reduced precision beside a bundle, each named after it and written only with its measured figures.
+    """Writes bundles of reduced precision next to a bundle, each named after it and with its measured figures.
 
     All are measured through ONNX Runtime on the test photos. Their vectors differ, so each has an id of its own.
     """
     rule = bundle.preprocessing
-    exact = measure(data.test, rule, _checked(bundle), on_progress=on_progress)
+    exact = measure(data.test, rule, _finite_embedder(bundle), on_progress=on_progress)
     chosen = np.random.default_rng(0).permutation(len(data.train))[:_CALIBRATION]
     written = []
     for precision in precisions:
         photos = DataLoader(MeasuredPhotos([data.train[place] for place in chosen], rule), batch_size=16)
         out = bundle.directory.with_name(f"{bundle.directory.name}-{precision}")
-        with _replaced(out) as temporary:
+        with _new_bundle(out) as temporary:
             batches = (pixels.numpy() for pixels in photos)
             reduce_model(bundle.model_path, temporary / MODEL_FILE, precision, batches)
             details = bundle.card.model_dump(exclude={"id", "model_digest", "preprocessing", "schema_version"})
             details |= {"precision": precision, "fp32_metrics": exact}
             write_card(temporary, preprocessing=rule, **details)
             reduced = Bundle.load(temporary)
-            details["metrics"] = measure(data.test, rule, _checked(reduced), on_progress=on_progress)
+            details["metrics"] = measure(data.test, rule, _finite_embedder(reduced), on_progress=on_progress)
             write_card(temporary, preprocessing=rule, **details)
         written.append(Bundle.load(out))
     return written
 
 
 @contextlib.contextmanager
-def _replaced(out: Path) -> Iterator[Path]:
-    """A folder to fill; on success it takes the place of `out`, and a failure leaves the old one whole.
-
-    A kill does too, save between the two renames, which leaves both bundles whole beside `out`.
-    """
+def _new_bundle(out: Path) -> Iterator[Path]:
+    """Yields a folder to fill that replaces the bundle at `out` on success."""
     if out.exists() and not (out / CARD_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise TrainingError(f"{out} exists and is not a bundle.", "Choose another folder with --out.")
-    temporary, old = temporary_sibling(out, "tmp"), temporary_sibling(out, "old")
-    temporary.mkdir(parents=True)
-    try:
+    with atomic_directory(out) as temporary:
         yield temporary
         with (temporary / MODEL_FILE).open("rb+") as model:
             os.fsync(model.fileno())
-        if out.exists():
-            out.rename(old)
-        temporary.rename(out)
-        fsync_directory(out.parent)
-    finally:
-        if old.exists() and not out.exists():
-            old.rename(out)
-        for folder in (temporary, old):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _shares(record: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in record.items() if name.startswith(("recall@", "map@"))}
 
 
 def _write_onnx(model: EmbeddingModel, side: int, path: Path) -> None:
-    """The exporter chats on every channel there is; its errors come as exceptions, the rest is of no use here."""
+    """Writes the ONNX file; the exporter's prints and warnings are suppressed, its errors are exceptions."""
     example = torch.zeros((2, side, side, 3), dtype=torch.uint8)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -135,15 +118,15 @@ def _write_onnx(model: EmbeddingModel, side: int, path: Path) -> None:
         )
 
 
-def _checked(bundle: Bundle) -> Embed:
-    """The served model as a function, which refuses vectors that no search could compare."""
+def _finite_embedder(bundle: Bundle) -> Embed:
+    """Returns the bundle's model as a function that refuses vectors which are not finite."""
     embedder = Embedder(bundle)
 
     def embed(pixels: torch.Tensor) -> NDArray[np.float32]:
         vectors = embedder.embed(pixels.numpy())
         if not np.isfinite(vectors).all():
             raise TrainingError(
-                f"At precision {bundle.card.precision} the model's values overflow: a photo's vector is not finite.",
+                f"The model overflows at {bundle.card.precision}: a photo's vector is not finite.",
                 "No bundle of this precision was written; leave it out of --precision.",
             )
         return vectors
@@ -151,14 +134,14 @@ def _checked(bundle: Bundle) -> Embed:
     return embed
 
 
-def _check_parity(model: EmbeddingModel, bundle: Bundle, photos: Sequence[Photo]) -> None:
+def _check_parity(model: EmbeddingModel, bundle: Bundle, photos: Sequence[Photo], min_cosine: float) -> None:
     expected = embed_photos(photos, bundle.preprocessing, torch_embedder(model, torch.device("cpu")))
-    got = embed_photos(photos, bundle.preprocessing, _checked(bundle))
+    got = embed_photos(photos, bundle.preprocessing, _finite_embedder(bundle))
     cosine = np.sum(expected * got, axis=1)
-    if not cosine.min() >= MIN_COSINE:
+    if not cosine.min() >= min_cosine:
         worst = photos[int(cosine.argmin())].path
         raise TrainingError(
-            f"The exported model strays from PyTorch: cosine {cosine.min():.6f} on {worst}, "
-            f"at least {MIN_COSINE} is required.",
+            f"The exported model differs from PyTorch: cosine {cosine.min():.6f} on {worst}, "
+            f"at least {min_cosine} is required.",
             "No bundle was written; try the versions of constraints.txt.",
         )

@@ -15,31 +15,31 @@ from torch import Tensor, nn
 from training.callbacks import Callback
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
-from training.data.dataset import DataSet
-from training.data.validation import check_photos
+from training.data import DataSet, check_photos
 from training.distributed import ProcessGroup, join_process_group
 from training.errors import TrainingError
 from training.losses.base import ProxyLoss
+from training.metric_names import retrieval_figures
 from training.optimizers import set_rates
 from training.run_logger import RunLogger
 from training.setup import TrainingSetup, describe_volume, prepare_training
 from training.trackers import ExperimentTracker
 
 _SEEDS = 1 << 30
-"""Steps between the random numbers of two seeds."""
+"""Steps between the random states of two seeds."""
 
 Drop = Callable[[list[dict[str, Any]]], str | None]
-"""Decides after an epoch, from the history so far, whether the run ends here, and why."""
+"""Called after an epoch with the history; returns the reason to end the run, or None."""
 
 
 @dataclass
-class Progress:
-    """How far a run has come; a checkpoint holds it, also in the middle of an epoch."""
+class RunProgress:
+    """The position and history of a run; part of every checkpoint, also within an epoch."""
 
     epoch: int = 0
     step: int = 0
     sums: dict[str, float] = field(default_factory=dict)
-    """Of the epoch's steps so far, for its means."""
+    """Sums over the epoch's steps so far, for its means."""
     counts: dict[str, int] = field(default_factory=dict)
     photos: int = 0
     seconds: float = 0.0
@@ -48,7 +48,7 @@ class Progress:
     best_score: float = -1.0
     """Of the best epoch on the validation classes."""
     initial: dict[str, str] = field(default_factory=dict)
-    """Digests of the weights, batches and photos that the run began with."""
+    """Digests of the initial weights, of the batches and of the photos."""
     dropped: str | None = None
     """Why the run ended before its last epoch, if a rule ended it."""
 
@@ -80,7 +80,7 @@ def train(
     """Trains into the run folder `out`, or continues the run there, and returns the chosen model's figures."""
     with join_process_group(config.device) as world:
         folder = RunFolder(out)
-        with folder.begun(config, spec, resume=resume) if world.is_main else nullcontext():
+        with folder.begin(config, spec, resume=resume) if world.is_main else nullcontext():
             if world.is_main:
                 data = check_photos(data, on_progress=partial(callback.on_progress, "Checking the photos"))
             data = world.broadcast(data)
@@ -89,38 +89,38 @@ def train(
             checkpoint = folder.load_checkpoint()
             if checkpoint is None and world.broadcast(folder.is_finished):
                 finished: dict[str, Any] = world.broadcast(folder.result() if world.is_main else None)
-                return finished  # a study keeps only the weights of a finished run
+                return finished  # a study deletes the checkpoint of a finished run
             work = prepare_training(config, data, out, world, callback, pretrained=checkpoint is None)
             reports = config.tracker is not None and world.is_main
             tracker = ExperimentTracker(config, out, callback.on_message) if reports else None
-        progress = Progress(initial=work.initial)
+        progress = RunProgress(initial=work.initial)
         if checkpoint:
-            progress = Progress(**checkpoint["progress"])
+            progress = RunProgress(**checkpoint["progress"])
             if progress.initial["photos"] != work.initial["photos"]:
                 raise TrainingError(
-                    f"The photos of {spec} have changed since the run {out} began: its classes may not be the same.",
+                    f"The photos of {spec} have changed since the run {out} was started.",
                     "Train into another folder with --out, or restore the photos.",
                 )
             work.load_state_dict(checkpoint["work"])
         first_step = progress.epoch * len(work.batches) + progress.step
-        with RunLogger(out, first_step=first_step, active=world.is_main, tracker=tracker) as recorder:
-            return _Training(config, folder, world, work, progress, recorder, callback, drop).run()
+        with RunLogger(out, first_step=first_step, active=world.is_main, tracker=tracker) as logger:
+            return _Training(config, folder, world, work, progress, logger, callback, drop).run()
 
 
 @dataclass
 class _Training:
-    """One call of `train`, with all that it works on."""
+    """One call of `train` with its state."""
 
     config: TrainingConfig
     folder: RunFolder
     world: ProcessGroup
     work: TrainingSetup
-    progress: Progress
-    recorder: RunLogger
+    progress: RunProgress
+    logger: RunLogger
     callback: Callback
     drop: Drop | None
     pending: list[dict[str, Tensor | float]] = field(default_factory=list)
-    """Figures of the latest steps that still lie on the device: reading them waits for it."""
+    """Figures of the latest steps that are still on the device: reading them waits for it."""
 
     def run(self) -> dict[str, Any]:
         progress = self.progress
@@ -137,7 +137,7 @@ class _Training:
         return self.finish()
 
     def train_epoch(self) -> None:
-        """Trains the rest of the current epoch: all of it, or what a killed run left."""
+        """Trains the current epoch, from the step where a killed run stopped."""
         work, progress, config = self.work, self.progress, self.config
         device, steps = self.world.device, len(work.batches)
         work.begin_epoch(progress.epoch, progress.step)
@@ -156,7 +156,7 @@ class _Training:
                 self.save()
                 saved = now
         if not all(torch.isfinite(value).all() for value in work.model.state_dict().values()):
-            raise self.diverged(f"a weight of the network is not a number after epoch {progress.epoch + 1}")
+            raise self.diverged(f"a weight is not finite after epoch {progress.epoch + 1}")
 
     def diverged(self, what: str) -> TrainingError:
         rate = self.config.optimiser.learning_rate
@@ -169,7 +169,7 @@ class _Training:
         """Runs forward and backward on one batch; every `accumulation` batches, and at the epoch's end, updates."""
         work, progress, settings = self.work, self.progress, self.config.optimiser
         steps, place = len(work.batches), progress.step % settings.accumulation
-        # What a step draws (dropout, miners) follows from its number, so that a resumed run draws the same.
+        # Random numbers of a step (dropout, miners) depend only on its number, so that a resumed run draws the same.
         torch.manual_seed(self.config.seed * _SEEDS + progress.epoch * steps + progress.step)
         together = min(settings.accumulation, steps - progress.step + place)
         loss = work.criterion(work.network(inputs), labels)
@@ -185,7 +185,7 @@ class _Training:
             self.update()
 
     def update(self) -> None:
-        """Moves the weights along the accumulated gradient."""
+        """Updates the weights with the accumulated gradient."""
         work, settings = self.work, self.config.optimiser
         if settings.clip_value or settings.clip_norm:
             work.scaler.unscale_(work.optimiser)
@@ -201,7 +201,7 @@ class _Training:
             work.average.update(work.model)
 
     def read_figures(self) -> None:
-        """Brings the figures of the latest steps from the device, and ends a run that has diverged."""
+        """Reads the figures of the latest steps from the device, and ends a run that diverged."""
         progress, first = self.progress, self.progress.step - len(self.pending) + 1
         on_device = [
             value.float() for figures in self.pending for value in figures.values() if isinstance(value, Tensor)
@@ -213,11 +213,11 @@ class _Training:
             if not math.isfinite(figures["loss"]):
                 raise self.diverged(f"the loss became {figures['loss']} at step {step} of epoch {epoch}")
             progress.add(figures)
-            self.recorder.step(progress.epoch * len(self.work.batches) + step, figures)
+            self.logger.step(progress.epoch * len(self.work.batches) + step, figures)
         self.pending.clear()
 
     def measure(self, record: dict[str, Any]) -> None:
-        """Completes an epoch's record: the validation classes decide, the test classes are only looked at."""
+        """Completes an epoch's record; only the validation classes select the epoch."""
         config, work, epoch = self.config, self.work, record["epoch"]
         untrained, model = epoch == 0, work.model if epoch == 0 else work.measured
         if work.validation:
@@ -227,11 +227,11 @@ class _Training:
             record |= work.test.measure(model, untrained=untrained)
         record = self.world.broadcast(record)
         self.progress.history.append(record)
-        self.recorder.epoch(self.progress.history, epoch * len(work.batches))
+        self.logger.epoch(self.progress.history, epoch * len(work.batches))
         self.callback.on_epoch(record)
 
     def select(self) -> None:
-        """Keeps the model that the validation classes like best so far."""
+        """Keeps the model with the best validation score so far."""
         score = self.progress.history[-1].get(f"validation.{self.config.selection.metric}")
         if score is not None and score > self.progress.best_score:
             self.progress.best_score, self.progress.best_epoch = score, self.progress.epoch
@@ -255,7 +255,7 @@ class _Training:
             self.folder.save_checkpoint({"work": self.work.state_dict(), "progress": asdict(self.progress)})
 
     def finish(self) -> dict[str, Any]:
-        """Writes the figures of the chosen model on the test classes, measured once more if that epoch was not."""
+        """Writes the figures of the chosen model on the test classes, measured now if that epoch was not."""
         progress, work = self.progress, self.work
         chosen = progress.best_epoch if work.validation else progress.epoch
         result = dict(next(record for record in progress.history if record["epoch"] == chosen))
@@ -263,26 +263,25 @@ class _Training:
             kept = self.world.broadcast(self.folder.model().state_dict() if self.world.is_main else None)
             work.measured.load_state_dict(kept)
             result |= work.test.measure(work.measured)
-        result |= {"untrained": _measured(progress.history[0]), "epochs": progress.epoch, "initial": progress.initial}
+        result |= {
+            "untrained": retrieval_figures(progress.history[0]),
+            "epochs": progress.epoch,
+            "initial": progress.initial,
+        }
         result |= _best_on_test(progress.history, self.config.selection.metric)
         if progress.dropped:
             result["dropped"] = progress.dropped
         shared: dict[str, Any] = self.world.broadcast(result)
         if self.world.is_main:
             self.folder.write_result(shared)
-            self.recorder.finish(shared)
+            self.logger.finish(shared)
         return shared
 
 
-def _measured(record: dict[str, Any]) -> dict[str, float]:
-    """The figures on the test classes among all that a record holds."""
-    return {name: value for name, value in record.items() if name.startswith(("recall@", "map@"))}
-
-
 def _best_on_test(history: list[dict[str, Any]], metric: str) -> dict[str, Any]:
-    """The epoch that papers report: chosen on the test classes, so it is too good, and nothing here follows from it."""
+    """Returns the epoch that papers report: chosen on the test classes, so too optimistic; only recorded."""
     trained = [record for record in history[1:] if metric in record]
     if not trained:
         return {}
     best = max(trained, key=lambda record: float(record[metric]))
-    return {"best_on_test": {"epoch": best["epoch"], **_measured(best)}}
+    return {"best_on_test": {"epoch": best["epoch"], **retrieval_figures(best)}}

@@ -1,9 +1,9 @@
 """Four models on class-disjoint folds, measured separately and concatenated.
 
 `--protocol folds` trains them with the user's settings, `--protocol mlrc` with those of "A Metric Learning Reality
-Check" (the preset `mlrc`) under the user's. Each model chooses its epoch on the quarter of the training classes that it
-did not learn; the test classes decide nothing. The separated figures show what one model reaches and how much it
-varies, the concatenated ones what the four reach as one.
+Check" (the preset `mlrc`) under the user's. Each model selects its epoch on the quarter of the training classes that it
+was not trained on; the test classes select nothing. The separated figures are the mean and deviation of one model,
+the concatenated ones those of all four together.
 """
 
 import json
@@ -21,8 +21,8 @@ from index.evaluation.metrics import KS, unit_vectors
 from training.callbacks import Callback
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
-from training.data.dataset import DataSet, Photo, fold_out
-from training.data.validation import check_photos
+from training.data import DataSet, Photo, check_photos
+from training.data.dataset import fold_out
 from training.distributed import join_process_group
 from training.errors import TrainingError
 from training.evaluation import embed_photos, full_report, load_model, versions
@@ -38,7 +38,7 @@ def train_folds(
     """Trains `out`/fold-0 to fold-3, or with `resume` the folds that are not finished."""
     fold_out(data.train, 0, FOLDS, config.seed)  # raises before any training when the classes are too few
     runs = [RunFolder(out / f"fold-{fold}") for fold in range(FOLDS)]
-    first_process = os.environ.get("RANK", "0") == "0"  # the others may already see what it writes
+    first_process = os.environ.get("RANK", "0") == "0"  # the other processes may already see its files
     if first_process and not resume and out.exists() and any(out.iterdir()):
         raise TrainingError(f"{out} is not empty.", "Continue its folds with --resume, or choose another --out.")
     with join_process_group(config.device):
@@ -46,7 +46,7 @@ def train_folds(
             selection = config.selection.model_copy(update={"fold": fold, "folds": FOLDS})
             settings = config.model_copy(update={"selection": selection})
             if run.is_finished:
-                run.start(settings, spec, resume=resume)  # refuses other settings, and reopens a run for more epochs
+                run.start(settings, spec, resume=resume)  # refuses different settings, reopens a run for more epochs
             if run.is_finished:
                 callback.on_message(f"Fold {fold} is finished")
                 continue

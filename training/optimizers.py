@@ -11,7 +11,7 @@ from training.backbones import EmbeddingModel
 from training.config import OptimiserSettings, TrainingConfig
 
 Factor = Callable[[int], float]
-"""What a group's learning rate is multiplied with at a step, counted in batches from 0."""
+"""Factor of the learning rates at a step, counted in batches from 0."""
 
 
 def make_optimiser(settings: OptimiserSettings, model: EmbeddingModel, loss: nn.Module) -> torch.optim.Optimizer:
@@ -48,7 +48,7 @@ def _backbone_groups(settings: OptimiserSettings, model: EmbeddingModel) -> list
 
 
 def rate_factor(config: TrainingConfig, steps_per_epoch: int) -> Factor:
-    """The schedule: a linear ramp, then constant, cosine or step."""
+    """Returns the schedule of the learning rate: a linear ramp, then constant, cosine or step."""
     schedule, steps = config.schedule, max(1, config.epochs * steps_per_epoch)
     drop = schedule.step_epochs * steps_per_epoch
     ramp = schedule.ramp_epochs * steps_per_epoch
@@ -68,7 +68,7 @@ def set_rates(optimiser: torch.optim.Optimizer, factor: float) -> None:
 
 
 class MovingAverage:
-    """An exponential moving average of a model's weights, which is measured and exported in the model's place."""
+    """An exponential moving average of a model's weights, which is measured and exported instead of the model."""
 
     def __init__(self, model: EmbeddingModel, decay: float) -> None:
         self.model = copy.deepcopy(model).requires_grad_(False).eval()
@@ -77,7 +77,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, model: EmbeddingModel) -> None:
-        """Moves the average towards the model; at first faster, so that a short run is not held at its start."""
+        """Moves the average towards the model; faster at first, so that a short run is not held back."""
         self._updates += 1
         decay = min(self._decay, (1 + self._updates) / (10 + self._updates))
         for mean, value in zip(self.model.state_dict().values(), model.state_dict().values(), strict=True):

@@ -1,7 +1,7 @@
 """Reduced precisions of an exported model: 16-bit floats for GPUs, 8-bit integers for CPUs.
 
-The ends of the network keep their 32 bits: the scaling of the pixels at its beginning, and its last layer with the L2
-norm behind it, which take next to no time and decide the vectors directly.
+The ends of the network stay at 32 bits: the scaling of the pixels, and the last layer with the L2 norm. They take
+little time and affect the vectors directly.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ REDUCED_PRECISIONS: tuple[ReducedPrecision, ...] = get_args(ReducedPrecision)
 
 _LAYERS = ("Conv", "Gemm", "MatMul")
 _JOINED = ("Add", "Clip", "Relu", "MaxPool", "Concat")
-"""What a convolutional network does between two layers without leaving 8 bits."""
+"""Operations of a convolutional network between two layers that stay at 8 bits."""
 
 
 def reduce_model(model: Path, out: Path, precision: ReducedPrecision, calibration: Iterable[NDArray[np.uint8]]) -> None:
-    """Writes `model` at a reduced precision; only 8 bits look at the batches of `calibration`."""
+    """Writes `model` at a reduced precision; only int8 reads the batches of `calibration`."""
     with _silence():
         if precision == "fp16":
             _to_half(model, out)
@@ -35,20 +35,23 @@ def reduce_model(model: Path, out: Path, precision: ReducedPrecision, calibratio
 
 
 def _ends(model: onnx.ModelProto, first: int, last: int) -> list[str]:
-    """The nodes up to the `first` layers and from the `last` ones on; a graph's nodes are in the order of their use."""
+    """Returns the nodes before the layer number `first` and from the layer `last` from the end on."""
     nodes = list(model.graph.node)
     layers = [place for place, node in enumerate(nodes) if node.op_type in _LAYERS]
     return [node.name for node in nodes[: layers[first]] + nodes[layers[-last] :]]
 
 
 def _products(model: onnx.ModelProto) -> list[str]:
-    """Attention's products of two activations, which have no weights: 8 bits ruin them."""
+    """Returns attention's products of two activations, which are too inaccurate at 8 bits."""
     weights = {weight.name for weight in model.graph.initializer}
     return [node.name for node in model.graph.node if node.op_type == "MatMul" and node.input[1] not in weights]
 
 
 def _to_half(model: Path, out: Path) -> None:
-    """Between the ends every float has 16 bits; where a value crosses over, it is cast once."""
+    """Converts every float between the ends to 16 bits, with one cast per value that crosses over.
+
+    onnxruntime.transformers.float16 cannot keep the ends: it names a cast twice when two nodes at fp32 read one value.
+    """
     loaded = onnx.shape_inference.infer_shapes(onnx.load(model), strict_mode=True)
     graph, ends = loaded.graph, set(_ends(loaded, first=0, last=1))
     typed = [*graph.input, *graph.value_info, *graph.output]
@@ -102,7 +105,7 @@ def _to_int8(model: Path, out: Path, calibration: Iterator[NDArray[np.uint8]]) -
     try:
         quant_pre_process(model, prepared, skip_symbolic_shape=True)
         ready = onnx.load(prepared)
-        # A transformer's sums hold outliers that 8 bits cannot: there only the layers themselves are reduced.
+        # A transformer's sums hold outliers that 8 bits cannot: there only the layers are reduced.
         normed = any(node.op_type == "LayerNormalization" for node in ready.graph.node)
         quantize_static(
             prepared,
@@ -110,8 +113,8 @@ def _to_int8(model: Path, out: Path, calibration: Iterator[NDArray[np.uint8]]) -
             Batches(),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=[*_LAYERS, *(() if normed else _JOINED)],
-            # The first layers see few channels of many pixels, and the last ones decide the vectors: 8 bits gain
-            # little there and lose most.
+            # The first layers have few channels of many pixels, and the last ones affect the vectors directly: 8 bits
+            # gain little there and lose most.
             nodes_to_exclude=_ends(ready, first=3, last=2) + _products(ready),
             per_channel=True,
             activation_type=QuantType.QUInt8,
@@ -125,7 +128,7 @@ def _to_int8(model: Path, out: Path, calibration: Iterator[NDArray[np.uint8]]) -
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """The converters chat on every channel there is; their errors come as exceptions."""
+    """Suppresses the converters' prints, warnings and logs; their errors are exceptions."""
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):

@@ -1,8 +1,9 @@
-"""Refit: the model to ship learns from every product, after a first run has measured it honestly.
+"""Refit: trains the model to ship on every product, after a first run has measured it.
 
-The first run keeps a third of the products for measuring and some of the others for choosing the epoch, so it learns
-from little more than half of the catalogue. The refit repeats it on all of them, for the chosen number of epochs of the
-same schedule. No product is left to measure it on: its figures are those of the first run, marked as such.
+The first run holds out a third of the products for testing and some of the others for choosing the epoch, so it is
+trained on little more than half of the catalogue. The refit repeats it on all products, for the chosen number of
+epochs of the same schedule. No product is left to measure it on: its figures are
+those of the first run, and marked as such.
 """
 
 from dataclasses import replace
@@ -10,8 +11,7 @@ from typing import Any
 
 from training.callbacks import Callback
 from training.checkpoints import REFIT, RunFolder
-from training.data.dataset import DataSet
-from training.data.validation import check_photos
+from training.data import DataSet, check_photos
 from training.errors import TrainingError
 from training.loop import train
 
@@ -21,7 +21,7 @@ def refit(first: RunFolder, data: DataSet, callback: Callback) -> RunFolder:
     result = first.result()
     if not result["epoch"]:
         raise TrainingError(
-            f"The run {first.path} kept epoch 0, the untrained model: there is nothing to repeat on all products.",
+            f"The run {first.path} kept epoch 0, the untrained model, so it cannot be refitted.",
             "Train it with other settings first.",
         )
     config = first.config
@@ -30,7 +30,7 @@ def refit(first: RunFolder, data: DataSet, callback: Callback) -> RunFolder:
     everything = check_photos(replace(data, train=(*data.train, *data.test), test=(), remarks=()))
     products = len({photo.label for photo in everything.train})
     callback.on_message(
-        f"Refit on all {products:,} products for {result['epoch']} epochs; the figures stay the first run's."
+        f"Refit on all {products:,} products for {result['epoch']} epochs; the figures are those of the first run."
     )
     run = RunFolder(first.path / REFIT)
     train(settings, everything, run.path, first.data, callback, resume=True)

@@ -1,4 +1,4 @@
-"""What people see of a run: while it advances, and afterwards as log, JSON lines, TensorBoard events and plots."""
+"""The logs of a run: text, JSON lines, TensorBoard events and plots."""
 
 import json
 from datetime import datetime
@@ -12,7 +12,7 @@ from index._util.files import atomic_write, atomic_write_text
 from training.trackers import ExperimentTracker
 
 PAIR_SHARES = ("outlier", "informative", "easy", "damped_negatives")
-"""What a sample-aware loss reports: its value is no progress signal, these are."""
+"""Shares of pairs that a sample-aware loss reports; its value alone does not show progress."""
 
 
 class RunLogger:
@@ -28,33 +28,33 @@ class RunLogger:
 
     def __enter__(self) -> "RunLogger":
         if self._active:
-            # Steps that a killed run had logged after its last checkpoint are trained again: their events go.
+            # Steps after a killed run's last checkpoint are trained again: their events are removed.
             self._board = SummaryWriter(str(self._folder / "tensorboard"), purge_step=self._first_step)
             self._log = (self._folder / "log.txt").open("a", encoding="utf-8", buffering=1)
-            self.say(f"begins at step {self._first_step}")
+            self.log(f"begins at step {self._first_step}")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self._active:
-            self.say(f"stopped by {kind.__name__}: {error}" if kind else "finished")
+            self.log(f"stopped by {kind.__name__}: {error}" if kind else "finished")
             if self._tracker:
                 self._tracker.close(failed=kind is not None)
             self._board.close()
             self._log.close()
 
-    def say(self, text: str) -> None:
-        """A line of the log."""
+    def log(self, text: str) -> None:
+        """Writes a line of the log."""
         if self._active:
             self._log.write(f"{datetime.now().isoformat(sep=' ', timespec='seconds')} {text}\n")
 
     def step(self, step: int, figures: dict[str, float]) -> None:
-        """Figures of one training step."""
+        """Logs the figures of one training step."""
         if self._active:
             for name, value in figures.items():
                 self._board.add_scalar(f"step/{name}", value, step)
 
     def epoch(self, history: list[dict[str, Any]], step: int) -> None:
-        """Records the newest epoch; files are written from the whole history, so that they always agree with it."""
+        """Records the newest epoch; files are written from the full history, so that they always agree with it."""
         if not self._active:
             return
         for name, value in history[-1].items():
@@ -62,7 +62,7 @@ class RunLogger:
                 self._board.add_scalar(f"epoch/{name}", value, step)
         if self._tracker:
             self._tracker.epoch(history[-1])
-        self.say(json.dumps(history[-1]))
+        self.log(json.dumps(history[-1]))
         atomic_write_text(self._folder / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in history))
         if len(history) > 1:
             _plot(history, self._folder / "curves.png")
@@ -74,7 +74,7 @@ class RunLogger:
 
 
 def _plot(history: list[dict[str, Any]], path: Path) -> None:
-    """Recall, the shares of the loss, and the learning rate with the loss, over epochs."""
+    """Plots recall, the shares of the loss, and the learning rate with the loss, over epochs."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.6), layout="constrained")

@@ -1,4 +1,4 @@
-"""Everything that a run works with, made from its settings: photos in batches, network, loss, optimiser."""
+"""Builds the parts of a run from its settings: batches of photos, network, loss, optimiser."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -17,7 +17,8 @@ from training.backbones import EmbeddingModel
 from training.callbacks import Callback
 from training.checkpoints import REFIT
 from training.config import TrainingConfig
-from training.data.dataset import DataSet, Photo, fold_out, hold_out
+from training.data import DataSet, Photo
+from training.data.dataset import fold_out, hold_out
 from training.data.feature_cache import CachedFeatures, cache_features
 from training.data.samplers import Batches, expected_positives, make_batches
 from training.data.torch_datasets import TrainingPhotos, decoding_workers
@@ -32,12 +33,12 @@ from training.losses.sample_aware import SampleAwareProxyLoss
 from training.optimizers import Factor, MovingAverage, make_optimiser, rate_factor
 
 _FEW_POSITIVES = 0.5
-"""Share of photos with a positive in their batch, below which a loss on pairs learns from few of them."""
+"""Share of photos with a positive in their batch below which a loss on pairs gets a warning."""
 
 
 @dataclass
 class TrainingSetup:
-    """The moving parts of a run; together they are its whole state."""
+    """The parts of a run; together they are its state."""
 
     config: TrainingConfig
     world: ProcessGroup
@@ -55,7 +56,7 @@ class TrainingSetup:
     test: Evaluator | None
     validation: Evaluator | None
     photos: tuple[Sequence[Photo], ...]
-    """Those that are learned, that choose the epoch, and that are measured."""
+    """Training, validation and test photos."""
     network: nn.Module = field(init=False)
     """The trained part over all processes."""
     initial: dict[str, str] = field(init=False)
@@ -64,7 +65,7 @@ class TrainingSetup:
 
     def __post_init__(self) -> None:
         self._backbone = [parameter for parameter in self.model.backbone.parameters() if parameter.requires_grad]
-        self._resting: bool | None = None
+        self._warming_up: bool | None = None
         self.initial = {
             "weights": _digest(self.model),
             "batches": _text_digest(list(self.batches)),
@@ -79,14 +80,14 @@ class TrainingSetup:
     def begin_epoch(self, epoch: int, start_step: int) -> None:
         """Sets batches and network to a place in the run; during the warm-up the backbone has no gradient."""
         self.batches.epoch, self.batches.start_step = epoch, start_step
-        resting = epoch < self.config.schedule.warm_up_epochs
-        if resting != self._resting:
-            self._resting = resting
+        warming_up = epoch < self.config.schedule.warm_up_epochs
+        if warming_up != self._warming_up:
+            self._warming_up = warming_up
             for parameter in self._backbone:
-                parameter.requires_grad_(not resting)
-            # DDP looks at the parameters that learn when it is made; the old one must be gone before.
+                parameter.requires_grad_(not warming_up)
+            # DDP inspects the parameters when it is created; the old one must be freed before.
             self.network = nn.Identity()
-            self.network = _over_processes(self.trained, self.world)
+            self.network = _distribute(self.trained, self.world)
         self.model.train()
 
     def _parts(self) -> dict[str, Any]:
@@ -125,7 +126,7 @@ def prepare_training(
     inputs = _Inputs(config, photos, model, stage, world, workers)
     trained: nn.Module = _TrainedPart(model, inputs.features(), half)
 
-    def examiner(of: Sequence[Photo]) -> Evaluator | None:
+    def evaluator(of: Sequence[Photo]) -> Evaluator | None:
         frozen = stage if config.cached_views else 0
         return Evaluator(of, config.preprocessing, world, half=half, workers=workers, frozen=frozen) if of else None
 
@@ -135,21 +136,21 @@ def prepare_training(
         model=model,
         loss=loss,
         trained=torch.compile(trained) if config.compile else trained,  # type: ignore[arg-type]
-        criterion=_over_processes(loss if isinstance(loss, SampleAwareProxyLoss) else _Gathered(loss), world),
+        criterion=_distribute(loss if isinstance(loss, SampleAwareProxyLoss) else _GatheredLoss(loss), world),
         batches=batches,
         loader=inputs.loader(batches, out, callback),
         optimiser=optimiser,
         rate=rate_factor(config, len(batches)),
         scaler=torch.amp.GradScaler(world.device.type, enabled=half is torch.float16),
         average=MovingAverage(model, config.optimiser.ema_decay) if config.optimiser.ema_decay else None,
-        test=examiner(data.test),
-        validation=examiner(held_out),
+        test=evaluator(data.test),
+        validation=evaluator(held_out),
         photos=(photos, held_out, data.test),
     )
 
 
 def train_validation_split(config: TrainingConfig, data: DataSet) -> tuple[Sequence[Photo], Sequence[Photo]]:
-    """The photos that a run learns from, and those of the classes that choose its epoch."""
+    """Returns the training photos, and the validation photos that select the epoch."""
     selection = config.selection
     if selection.fold is not None:
         return fold_out(data.train, selection.fold, selection.folds, config.seed)
@@ -161,7 +162,7 @@ def train_validation_split(config: TrainingConfig, data: DataSet) -> tuple[Seque
 def _model(
     config: TrainingConfig, world: ProcessGroup, callback: Callback, *, pretrained: bool
 ) -> tuple[EmbeddingModel, int | None]:
-    """The network with its frozen parts, and the number of cached stages: None when only the head learns."""
+    """Returns the network with its frozen parts, and the number of cached stages: None when only the head learns."""
     side = config.preprocessing.input_size
     # Cached activations are looked up by the weights that made them, so those are needed on resuming too.
     model = EmbeddingModel(config.backbone, input_size=side, pretrained=pretrained or bool(config.cached_views))
@@ -169,12 +170,12 @@ def _model(
         if world.device.type == "cuda":
             model = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         else:
-            callback.on_message("Each process normalises by its own part of the batch: SyncBatchNorm needs CUDA.")
+            callback.on_message("Batch norm uses each process's part of the batch: SyncBatchNorm needs CUDA.")
     model = model.to(world.device).to(memory_format=torch.channels_last)
     stage = None if config.cached_stage is None else model.stage_index(config.cached_stage)
     if stage == 0:
         raise TrainingError(
-            f"cached_stage={config.cached_stage} caches nothing: no stage lies before the first.",
+            f"cached_stage={config.cached_stage} caches nothing: there is no stage before the first.",
             f"Choose from 1 to {len(model.stage_names())} ({', '.join(model.stage_names())}), or cached_views=0.",
         )
     if config.cached_views and stage is None:
@@ -183,13 +184,13 @@ def _model(
     model.freeze_stages(stage or 0)
     if world.size > 1 and (unused := model.freeze_unused()):
         callback.on_message(
-            f"{len(unused)} parameters of the backbone are not used and do not learn, such as {unused[0]}."
+            f"{len(unused)} parameters of the backbone are unused and not trained, such as {unused[0]}."
         )
     return model, stage
 
 
 class _TrainedPart(nn.Module):
-    """What a step runs: the network up to vectors of any length, which each loss normalises as it needs."""
+    """The forward pass of a step: up to vectors of any length, which each loss normalises as it needs."""
 
     def __init__(self, model: EmbeddingModel, features: Callable[[Tensor], Tensor], half: torch.dtype | None) -> None:
         super().__init__()
@@ -202,8 +203,8 @@ class _TrainedPart(nn.Module):
         return self.model.embed(features)
 
 
-class _Gathered(nn.Module):
-    """A peer loss on the joint batch of all processes; the sample-aware losses gather by themselves."""
+class _GatheredLoss(nn.Module):
+    """A peer loss on the joint batch of all processes; the sample-aware losses gather internally."""
 
     def __init__(self, loss: nn.Module) -> None:
         super().__init__()
@@ -216,8 +217,8 @@ class _Gathered(nn.Module):
         return value
 
 
-def _over_processes(module: nn.Module, world: ProcessGroup) -> nn.Module:
-    """DDP averages the gradients; buffers stay the module's own affair, equal on every process by construction."""
+def _distribute(module: nn.Module, world: ProcessGroup) -> nn.Module:
+    """Wraps a module in DDP, which averages gradients; buffers are equal on every process by construction."""
     if world.size == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
     return DistributedDataParallel(module, broadcast_buffers=False)
@@ -225,13 +226,13 @@ def _over_processes(module: nn.Module, world: ProcessGroup) -> nn.Module:
 
 @dataclass(frozen=True)
 class _Inputs:
-    """Where the inputs of a step come from: photos that are decoded, or activations that were cached."""
+    """The source of a step's inputs: decoded photos, or cached activations."""
 
     config: TrainingConfig
     photos: Sequence[Photo]
     model: EmbeddingModel
     stage: int | None
-    """The number of cached stages; None stands for the whole backbone."""
+    """The number of cached stages; None means the whole backbone."""
     world: ProcessGroup
     workers: int
 
@@ -274,7 +275,7 @@ class _Inputs:
 
 
 def _digest(module: nn.Module) -> str:
-    """A digest of a network's weights, whatever file they came from."""
+    """Returns a digest of a network's weights."""
     digest = hashlib.sha256()
     for name, value in module.state_dict().items():
         digest.update(name.encode() + value.cpu().numpy().tobytes())
@@ -286,7 +287,7 @@ def _text_digest(value: object) -> str:
 
 
 def _batches(config: TrainingConfig, photos: Sequence[Photo], world: ProcessGroup, callback: Callback) -> Batches:
-    """Balanced batches by default for losses on pairs, which learn nothing from a batch without positives."""
+    """Makes the sampler, by default a balanced one for losses on pairs, which need positives in the batch."""
     sampling, labels = config.sampling, [photo.label for photo in photos]
     on_pairs = learns_from_pairs(config.loss.name)
     if sampling.kind == "auto":
@@ -300,18 +301,18 @@ def _batches(config: TrainingConfig, photos: Sequence[Photo], world: ProcessGrou
     batches = make_batches(sampling, labels, config.seed, rank=world.rank, world_size=world.size)
     if on_pairs and (share := expected_positives(sampling, labels)) < _FEW_POSITIVES:
         callback.on_message(
-            f"Only {share:.0%} of the photos have another one of their class in the batch, and {config.loss.name}"
-            " learns from such pairs: set sampling.kind=balanced."
+            f"Only {share:.0%} of the photos have a positive in their batch, which {config.loss.name} needs:"
+            " set sampling.kind=balanced."
         )
     return batches
 
 
 def _loss(config: TrainingConfig, photos: Sequence[Photo], batches: Batches) -> nn.Module:
-    """The loss, with the facts of the run that its state depends on."""
+    """Makes the loss, with the sizes of the run that its state depends on."""
     classes = {photo.label for photo in photos}
     known = setting_names(config.loss.name)
-    facts: dict[str, Any] = {"steps_per_epoch": len(batches), "train_size": len(photos)}
-    settings = {name: value for name, value in facts.items() if name in known} | config.loss.settings
+    sizes: dict[str, Any] = {"steps_per_epoch": len(batches), "train_size": len(photos)}
+    settings = {name: value for name, value in sizes.items() if name in known} | config.loss.settings
     parsed = parse_loss_settings(config.loss.name, settings)
     if isinstance(parsed, HardnessSettings) and "volume" not in settings:
         settings["volume"] = volume_for(_planned_samples(config, photos, batches), parsed.tau)
@@ -319,7 +320,7 @@ def _loss(config: TrainingConfig, photos: Sequence[Photo], batches: Batches) -> 
 
 
 def describe_volume(work: TrainingSetup) -> str | None:
-    """Says which V a Proxy-ISA loss has and when its decay acts; to be asked once a checkpoint has been loaded."""
+    """Describes the V of a Proxy-ISA loss and when its decay acts; call it after a checkpoint was loaded."""
     if not isinstance(work.loss, SampleAwareProxyLoss) or work.loss.hardness.settings.positive_penalty != "sigma":
         return None
     settings, planned = work.loss.hardness.settings, _planned_samples(work.config, work.photos[0], work.batches)
@@ -336,7 +337,7 @@ def describe_volume(work: TrainingSetup) -> str | None:
 
 
 def _planned_samples(config: TrainingConfig, photos: Sequence[Photo], batches: Batches) -> float:
-    """How many photos the planned epochs show of a class, on average."""
+    """Returns how many photos per class the planned epochs show on average."""
     classes = len({photo.label for photo in photos})
     shown = len(photos) if config.sampling.steps_per_epoch is None else len(batches) * config.sampling.batch_size
     return config.epochs * shown / classes

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from index._util.files import atomic_write_text
+from index._util.imports import require
 from training.config import TrainingConfig, flatten_settings
 from training.errors import TrainingError
 
@@ -16,19 +17,14 @@ _IDENTITY = "tracker.json"
 class ExperimentTracker:
     """Sends settings, epoch records and the result to a service; its failures are reported and never end a run."""
 
-    def __init__(self, config: TrainingConfig, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, config: TrainingConfig, folder: Path, on_message: Callable[[str], None]) -> None:
         assert config.tracker is not None
-        self._name, self._say, self._failed = config.tracker, say, False
+        self._name, self._on_message, self._failed = config.tracker, on_message, False
         file = folder / _IDENTITY
         known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        service = _SERVICES[config.tracker]
+        library = require(config.tracker, extra=config.tracker)
         try:
-            self._service: _Service = service(folder, known.get(config.tracker))
-        except ImportError:
-            raise TrainingError(
-                f"tracker={config.tracker} needs a package that is not installed.",
-                f'Install it with: pip install "lookalike[{config.tracker}]"',
-            ) from None
+            self._service = _SERVICES[config.tracker](library, folder, known.get(config.tracker))
         except Exception as error:  # each service raises its own types; a wrong address is the user's to correct
             raise TrainingError(
                 f"{config.tracker} cannot be reached: {error}.", "Check its address and key, or leave out `tracker`."
@@ -53,9 +49,9 @@ class ExperimentTracker:
     def _send(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as error:  # a service that is down for a minute must not end hours of training
+        except Exception as error:  # a short outage of the service must not end the run
             if not self._failed:
-                self._say(f"{self._name} does not take the run's figures: {error}. They stay in metrics.jsonl.")
+                self._on_message(f"{self._name} rejects the run's figures: {error}. They are kept in metrics.jsonl.")
             self._failed = True
 
 
@@ -70,9 +66,7 @@ class _Service(Protocol):
 class _Mlflow:
     """A run of MLflow at the address of MLFLOW_TRACKING_URI."""
 
-    def __init__(self, folder: Path, known: str | None) -> None:
-        import mlflow
-
+    def __init__(self, mlflow: Any, folder: Path, known: str | None) -> None:
         self._mlflow = mlflow
         if known is None:
             mlflow.set_experiment(folder.resolve().parent.name)
@@ -93,9 +87,7 @@ class _Mlflow:
 class _Wandb:
     """A run of Weights & Biases, configured by its own WANDB_ variables."""
 
-    def __init__(self, folder: Path, known: str | None) -> None:
-        import wandb
-
+    def __init__(self, wandb: Any, folder: Path, known: str | None) -> None:
         place = folder.resolve()
         self._run = wandb.init(
             project=place.parent.name, name=place.name, id=known, resume="allow" if known else None, dir=str(place)
@@ -103,7 +95,7 @@ class _Wandb:
         self.id: str = self._run.id
 
     def settings(self, settings: dict[str, Any]) -> None:
-        self._run.config.update(settings)  # type: ignore[no-untyped-call]
+        self._run.config.update(settings)
 
     def figures(self, figures: dict[str, float], epoch: int) -> None:
         self._run.log(figures | {"epoch": epoch})
@@ -112,4 +104,4 @@ class _Wandb:
         self._run.finish(exit_code=1 if failed else 0)
 
 
-_SERVICES: dict[str, Callable[[Path, str | None], _Service]] = {"mlflow": _Mlflow, "wandb": _Wandb}
+_SERVICES: dict[str, Callable[[Any, Path, str | None], _Service]] = {"mlflow": _Mlflow, "wandb": _Wandb}

@@ -71,6 +71,11 @@ def fsync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def cache_folder() -> Path:
+    """Returns the folder of files that can always be made again, under XDG_CACHE_HOME or ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lookalike"
+
+
 def file_digest(path: Path) -> str:
     """Returns the SHA-256 digest of a file of any size."""
     with path.open("rb") as file:

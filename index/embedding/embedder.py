@@ -1,7 +1,6 @@
 """Pixels to vectors: runs a bundle's model on ONNX Runtime."""
 
 import logging
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from index._util.files import cache_folder
 from index._util.imports import onnxruntime
 from index._util.system import usable_cores
 from index.embedding.bundle import Bundle, BundleError
@@ -115,5 +115,5 @@ def _provider_options(name: str) -> dict[str, Any]:
     """Returns the options of a provider: TensorRT compiles a model for minutes, so its engines are cached on disk."""
     if name != "TensorrtExecutionProvider":
         return {}
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lookalike" / "tensorrt"
+    cache = cache_folder() / "tensorrt"
     return {"trt_engine_cache_enable": True, "trt_engine_cache_path": str(cache)}

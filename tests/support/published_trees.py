@@ -28,14 +28,14 @@ class TreePhoto(NamedTuple):
 
 
 def tree_photos() -> Iterator[TreePhoto]:
-    """The photos of every tree: classes from 0, the learned ones first."""
+    """Yields the photos of every tree: classes from 0, the learned ones first."""
     for number in range((LEARNED + MEASURED) * VIEWS):
         class_number, view = divmod(number, VIEWS)
         yield TreePhoto(number + 1, class_number, class_number < LEARNED, view)
 
 
 def write_cub(root: Path) -> None:
-    """CUB-200-2011: classes 1 to 100 are learned."""
+    """Writes CUB-200-2011: classes 1 to 100 are learned."""
     images, labels = "", ""
     for photo in tree_photos():
         bird = photo.class_number + (1 if photo.learned else 101)
@@ -48,7 +48,7 @@ def write_cub(root: Path) -> None:
 
 
 def write_cars(root: Path) -> None:
-    """Cars-196 in one folder: classes 1 to 98 are learned."""
+    """Writes Cars-196 in one folder: classes 1 to 98 are learned."""
     rows = []
     for photo in tree_photos():
         name = f"car_ims/{photo.number:06d}.jpg"
@@ -59,7 +59,7 @@ def write_cars(root: Path) -> None:
 
 
 def write_sop(root: Path) -> None:
-    """Stanford Online Products: one list per half."""
+    """Writes Stanford Online Products: one list per half."""
     lists = dict.fromkeys((True, False), "image_id class_id super_class_id path\n")
     for photo in tree_photos():
         name = f"mug_final/{photo.class_number}_{photo.view}.JPG"
@@ -70,7 +70,7 @@ def write_sop(root: Path) -> None:
 
 
 def write_inshop(root: Path) -> None:
-    """In-Shop Clothes Retrieval: the first photo of a measured class is a query, the others are the gallery."""
+    """Writes In-Shop Clothes Retrieval: the first photo of a measured class is a query, the others are the gallery."""
     rows = []
     for photo in tree_photos():
         item = f"id_{photo.class_number:08d}"
@@ -98,12 +98,12 @@ def save_annotations(file: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def annotation(name: str, value: str, number: int | None) -> dict[str, Any]:
-    """One row of Cars-196: a box, the class if it is given, and the photo under the key `name`."""
+    """Returns one row of Cars-196: a box, the class if it is given, and the photo under the key `name`."""
     box = {f"bbox_{side}": 7 for side in ("x1", "y1", "x2", "y2")}
     return box | ({} if number is None else {"class": np.uint8(number)}) | {name: value}
 
 
 def partition(rows: list[tuple[str, str, str]], count: int | None = None) -> str:
-    """The list of In-Shop, with an announced number of photos that may be wrong."""
+    """Returns the list of In-Shop, with a declared number of photos that may be wrong."""
     lines = [f"{image:<70}{item:<14}{status}\n" for image, item, status in rows]
     return f"{len(rows) if count is None else count}\nimage_name item_id evaluation_status\n" + "".join(lines)

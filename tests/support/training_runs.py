@@ -1,8 +1,15 @@
-"""Settings of a training run that takes seconds, and a callback that records the run or interrupts it."""
+"""Settings of a training run that takes seconds, a callback that records or interrupts it, and an untrained run."""
 
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from training.backbones import EmbeddingModel
 from training.callbacks import Callback
+from training.checkpoints import RunFolder
+from training.config import load_config
+from training.data import DataSet
 
 SMALL_SETTINGS = [
     "epochs=2",
@@ -36,3 +43,18 @@ class RecordingCallback(Callback):
 
     def on_message(self, text: str) -> None:
         self.messages.append(text)
+
+
+def untrained_run(folder: Path, backbone: str, data: DataSet, *, gain: float = 1) -> RunFolder:
+    """Writes a finished run of a small network with random weights."""
+    settings = [f"backbone={{name: {backbone}, weights: none, embedding_size: 32}}"]
+    config = load_config(None, [*settings, "preprocessing={resize: 176, input_size: 160}"])
+    run = RunFolder(folder)
+    with run.begin(config, f"folder:{data.train[0].path.parents[1]}", resume=False):
+        torch.manual_seed(1)
+        model = EmbeddingModel(config.backbone, input_size=160, pretrained=False)
+    with torch.no_grad():
+        next(iter(model.backbone.parameters())).mul_(gain)
+    run.save_best(model.state_dict())
+    run.write_result({"epoch": 1, "recall@1": 0.9, "map@r": 0.8, "untrained": {"recall@1": 0.5}})
+    return run

@@ -26,7 +26,7 @@ def test_another_loss_does_not_inherit_the_presets_settings() -> None:
     assert same.loss == load_config(None, [], presets=["cub"]).loss and same.loss.settings
 
 
-def test_every_mistake_is_named_with_its_value(tmp_path: Path) -> None:
+def test_every_mistake_is_reported_with_its_value(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as caught:
         load_config(None, ["epochs=-1", "optimiser.learning_rate=fast", "nonsense=1"])
     for part in ("epochs=-1", "optimiser.learning_rate='fast'", "nonsense is not a setting"):
@@ -41,8 +41,8 @@ def test_settings_that_contradict_each_other_are_refused(override: str) -> None:
         load_config(None, [override])
 
 
-@pytest.mark.parametrize(("text", "message"), [("a: [", "not YAML"), ("just words", "holds no settings")])
-def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, text: str, message: str) -> None:
+@pytest.mark.parametrize(("text", "message"), [("a: [", "not YAML"), ("just words", "has no settings")])
+def test_a_file_without_settings_is_refused(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text(text)
     with pytest.raises(TrainingError, match=message):

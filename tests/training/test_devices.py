@@ -16,7 +16,7 @@ def test_the_device_is_chosen_or_refused() -> None:
 
 
 def test_bfloat16_is_taken_only_where_the_gpu_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A T4 emulates bfloat16, which PyTorch counts as supported unless asked not to."""
+    """A T4 emulates bfloat16, which PyTorch counts as supported by default."""
     assert half_precision(torch.device("cpu")) is None
     for native, expected in ((True, torch.bfloat16), (False, torch.float16)):
         monkeypatch.setattr(
@@ -47,5 +47,5 @@ def test_a_device_that_computes_other_vectors_is_refused() -> None:
     expected = torch.randn(4, 64)
     check_vectors(expected.bfloat16().float(), expected, torch.device("cuda"))
     for wrong in (expected.roll(1, 0), expected * torch.nan):
-        with pytest.raises(TrainingError, match="computes other vectors than the CPU"):
+        with pytest.raises(TrainingError, match="computes different vectors than the CPU"):
             check_vectors(wrong, expected, torch.device("cuda"))

@@ -1,59 +1,25 @@
-"""Export: bundles that say what PyTorch said, at every precision with figures of their own."""
+"""Export: bundles with PyTorch's vectors, each precision with its own figures."""
 
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
-from onnx import TensorProto
 
 import training.export
 from index.embedding.bundle import Bundle
 from index.embedding.embedder import Embedder
-from index.embedding.images import load_pixels
-from tests.support.tiny_gallery import tiny_photo, write_tiny_folder
-from training import cli
-from training.backbones import EmbeddingModel
+from index.embedding.images import decode
+from tests.support.tiny_gallery import tiny_photo
+from tests.support.training_runs import untrained_run
 from training.checkpoints import RunFolder
-from training.config import load_config
-from training.data.registry import DataSet, load_data
+from training.data import DataSet
 from training.errors import TrainingError
 from training.evaluation import load_model, measure
 from training.export import export_reduced, export_run
 
-BACKBONES = ["test_efficientnet", "test_vit"]
 
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
-    return load_data(f"folder:{write_tiny_folder(tmp_path_factory.mktemp('data') / 'photos')}")
-
-
-def make_run(folder: Path, backbone: str, data: DataSet, *, gain: float = 1) -> RunFolder:
-    """A run as training leaves it, of a small network with random weights."""
-    settings = [f"backbone={{name: {backbone}, weights: none, embedding_size: 32}}"]
-    config = load_config(None, [*settings, "preprocessing={resize: 176, input_size: 160}"])
-    run = RunFolder(folder)
-    with run.begun(config, f"folder:{data.train[0].path.parents[1]}", resume=False):
-        torch.manual_seed(1)
-        model = EmbeddingModel(config.backbone, input_size=160, pretrained=False)
-    with torch.no_grad():
-        next(iter(model.backbone.parameters())).mul_(gain)
-    run.save_best(model.state_dict())
-    run.write_result({"epoch": 1, "recall@1": 0.9, "map@r": 0.8, "untrained": {"recall@1": 0.5}})
-    return run
-
-
-@pytest.fixture(scope="module", params=BACKBONES)
-def bundles(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, data: DataSet) -> list[Bundle]:
-    """The bundles at fp32, fp16 and int8."""
-    folder = tmp_path_factory.mktemp("export")
-    bundle = export_run(make_run(folder / "run", request.param, data), folder / "bundle", data.test)
-    return [bundle, *export_reduced(bundle, ["fp16", "int8"], data)]
-
-
-def test_each_precision_is_a_bundle_of_its_own(bundles: list[Bundle]) -> None:
+def test_each_precision_has_its_own_bundle(bundles: list[Bundle]) -> None:
     assert [bundle.directory.name for bundle in bundles] == ["bundle", "bundle-fp16", "bundle-int8"]
     assert [bundle.card.precision for bundle in bundles] == ["fp32", "fp16", "int8"]
     assert len({bundle.id for bundle in bundles}) == 3
@@ -71,30 +37,8 @@ def test_reduced_bundles_carry_their_own_figures_and_those_of_fp32(bundles: list
         assert bundle.id in readme and f"at {bundle.card.precision}" in readme and "at fp32" in readme
 
 
-def test_every_precision_takes_bytes_and_answers_floats(bundles: list[Bundle]) -> None:
-    for bundle in bundles:
-        graph = onnx.load(bundle.model_path).graph
-        assert [value.type.tensor_type.elem_type for value in graph.input] == [TensorProto.UINT8]
-        assert [value.type.tensor_type.elem_type for value in graph.output] == [TensorProto.FLOAT]
-
-
-def test_reduced_vectors_stay_close_and_of_length_one(bundles: list[Bundle]) -> None:
-    pixels = np.stack([load_pixels(tiny_photo(n % 8, n), bundles[0].preprocessing) for n in range(11)])
-    exact, half, int8 = (Embedder(bundle, threads=1).embed(pixels) for bundle in bundles)
-    for vectors, lowest in ((half, 0.9999), (int8, 0.9)):
-        np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
-        assert np.sum(exact * vectors, axis=1).min() > lowest
-
-
-def test_most_weights_are_really_reduced(bundles: list[Bundle]) -> None:
-    for bundle, kind in zip(bundles[1:], (TensorProto.FLOAT16, TensorProto.INT8), strict=True):
-        weights = [np.prod(one.dims) for one in onnx.load(bundle.model_path).graph.initializer if one.data_type == kind]
-        everything = [np.prod(one.dims) for one in onnx.load(bundle.model_path).graph.initializer]
-        assert sum(weights) > 0.5 * sum(everything)
-
-
 @pytest.mark.parametrize("moment", ["reduce_model", "write_card", "measure"])
-def test_an_interrupted_export_leaves_the_old_bundle_whole(
+def test_an_interrupted_export_leaves_the_old_bundle_unchanged(
     bundles: list[Bundle], data: DataSet, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
@@ -109,7 +53,7 @@ def test_an_interrupted_export_leaves_the_old_bundle_whole(
     assert Bundle.load(folder / "bundle-fp16").id == bundles[1].id
 
 
-def test_a_bundle_is_put_back_when_its_successor_cannot_take_its_place(
+def test_a_bundle_is_restored_when_the_new_one_cannot_replace_it(
     bundles: list[Bundle], data: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rename = Path.rename
@@ -126,23 +70,46 @@ def test_a_bundle_is_put_back_when_its_successor_cannot_take_its_place(
 
 
 def test_a_model_whose_values_overflow_is_not_written(data: DataSet, tmp_path: Path) -> None:
-    bundle = export_run(make_run(tmp_path / "run", "test_efficientnet", data, gain=1e7), tmp_path / "bundle", data.test)
-    with pytest.raises(TrainingError, match="fp16 the model's values overflow"):
+    bundle = export_run(
+        untrained_run(tmp_path / "run", "test_efficientnet", data, gain=1e7), tmp_path / "bundle", data.test
+    )
+    with pytest.raises(TrainingError, match="overflows at fp16"):
         export_reduced(bundle, ["fp16"], data)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "run"]
 
 
-def test_the_command_writes_what_is_asked_for_and_tells_a_loss(
-    data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = make_run(tmp_path / "run", "test_efficientnet", data)
-    monkeypatch.setattr(training.export, "MAX_RECALL_LOSS", -1.0)
-    cli.export(run.path, tmp_path / "bundle", precision="fp32,fp16")
-    told = capsys.readouterr().out
-    assert Bundle.load(tmp_path / "bundle-fp16").id in told
-    assert "fp16 loses" in told and "points of Recall@1" in told
+@pytest.fixture(scope="module")
+def bundle(run: RunFolder, data: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return export_run(run, tmp_path_factory.mktemp("bundles") / "bundle", data.test)
 
 
-def test_an_unknown_precision_is_named_before_any_work(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="'fp8' is unknown"):
-        cli.export(tmp_path / "no-run", tmp_path / "bundle", precision="fp32,fp8")
+@pytest.mark.slow
+def test_the_bundle_embeds_as_the_run_does(run: RunFolder, bundle: Bundle) -> None:
+    pixels = np.stack([bundle.preprocessing.apply(decode(tiny_photo(number, 9))) for number in range(5)])
+    with torch.inference_mode():
+        expected = run.model()(torch.from_numpy(pixels)).numpy()
+    got = Embedder(bundle).embed(pixels)
+    assert np.sum(expected * got, axis=1).min() > 0.99999
+    np.testing.assert_allclose(np.linalg.norm(got, axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_bundle_measures_as_the_run_does(run: RunFolder, bundle: Bundle, data: DataSet) -> None:
+    figures = [measure(data.test, *load_model(path)) for path in (run.path, bundle.directory)]
+    assert figures[0] == pytest.approx(figures[1], abs=1e-3)
+    assert bundle.card.metrics == pytest.approx(figures[1], abs=1e-3)
+    assert bundle.card.untrained_metrics.keys() == bundle.card.metrics.keys()
+    assert bundle.card.loss == "proxy_isa" and bundle.card.versions["torch"]
+
+
+@pytest.mark.slow
+def test_a_model_that_differs_from_pytorch_is_not_exported(run: RunFolder, data: DataSet, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="differs from PyTorch"):
+        export_run(run, tmp_path / "bundle", data.test, min_cosine=1.01)
+    assert list(tmp_path.iterdir()) == [], "no partial bundle is left"
+
+
+def test_export_does_not_replace_a_folder_that_is_not_a_bundle(run: RunFolder, data: DataSet, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(TrainingError, match="is not a bundle"):
+        export_run(run, tmp_path, data.test)

@@ -14,8 +14,8 @@ from tests.support.tiny_gallery import write_tiny_folder
 from tests.support.training_runs import SMALL_SETTINGS, RecordingCallback
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
+from training.data import DataSet, Photo, load_data
 from training.data.dataset import fold_out
-from training.data.registry import DataSet, Photo, load_data
 from training.errors import TrainingError
 from training.evaluation import embed_photos, load_model
 from training.mlrc import FOLDS, measure_folds, train_folds
@@ -52,11 +52,12 @@ def test_folds_that_cannot_be_judged_are_refused(data: DataSet, config: Training
     with pytest.raises(TrainingError, match="6 classes with two or more photos: too few for 4 folds"):
         train_folds(config, DataSet("few", few, data.test), tmp_path / "runs", "x", RecordingCallback())
     assert not (tmp_path / "runs").exists()
-    with pytest.raises(TrainingError, match="fold 4 does not exist"):
+    with pytest.raises(TrainingError, match=r"fold must be in 0\.\.3"):
         load_config(None, ["selection.fold=4"])
 
 
-def test_four_models_are_trained_once_and_measured_apart_and_together(
+@pytest.mark.slow
+def test_four_models_are_trained_once_and_measured_separated_and_concatenated(
     data: DataSet, config: TrainingConfig, tmp_path: Path
 ) -> None:
     out = tmp_path / "runs"
@@ -85,12 +86,13 @@ def test_four_models_are_trained_once_and_measured_apart_and_together(
     together = retrieval_metrics(np.concatenate(vectors, axis=1), names)
     assert result["concatenated"] == pytest.approx(together)
 
-    with pytest.raises(TrainingError, match="other settings"):
+    with pytest.raises(TrainingError, match="different settings"):
         train_folds(config.model_copy(update={"seed": 1}), data, out, "tiny", RecordingCallback(), resume=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("protocol", "size", "optimiser"), [("folds", 512, "adam"), ("mlrc", 128, "rmsprop")])
-def test_a_protocol_lies_between_the_data_sets_preset_and_the_users_settings(
+def test_a_protocol_overrides_the_data_sets_preset_and_the_user_overrides_it(
     protocol: str, size: int, optimiser: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     TREES["cars"](tmp_path / "cars")

@@ -16,7 +16,7 @@ def model() -> EmbeddingModel:
 
 
 def groups(model: EmbeddingModel, **settings: object) -> dict[str, float]:
-    """The base rate of every group."""
+    """Returns the base rate of every group."""
     loss = make_loss("proxy_anchor", 4, 8, {})
     optimiser = make_optimiser(OptimiserSettings.model_validate(settings), model, loss)
     return {group["name"]: group["lr"] for group in optimiser.param_groups}

@@ -10,7 +10,7 @@ from tests.support.published_trees import TREES
 from tests.support.training_runs import RecordingCallback
 from training.checkpoints import RunFolder
 from training.config import load_config, preset_names
-from training.data.registry import DataSet, load_data, shop_data
+from training.data import DataSet, load_data, shop_data
 from training.data.sample_shop import write_shop
 from training.loop import train
 
@@ -53,6 +53,7 @@ def cheap(side: int) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", preset_names())
 def test_a_preset_trains_an_epoch_on_its_data_set(preset: str, data_of: DataOf, tmp_path: Path) -> None:
     layers = LAYERS.get(preset, (preset,))
@@ -68,7 +69,7 @@ def test_a_preset_trains_an_epoch_on_its_data_set(preset: str, data_of: DataOf, 
 
 
 @pytest.mark.parametrize("name", list(TREES))
-def test_the_authors_release_differs_from_our_preset_where_it_says_so(name: str) -> None:
+def test_the_authors_release_differs_from_our_preset_where_documented(name: str) -> None:
     ours, release = (load_config(None, [], presets=[preset]) for preset in (name, f"paper-{name}"))
     assert (ours.loss.settings["initial_similarity"], release.loss.settings["initial_similarity"]) == (0, 1)
     assert "volume" not in ours.loss.settings and release.loss.settings["volume"] == 100
@@ -77,7 +78,7 @@ def test_the_authors_release_differs_from_our_preset_where_it_says_so(name: str)
     assert release.loss.settings["hardness_sensitivity"] == ours.loss.settings["hardness_sensitivity"]
 
 
-def test_the_extra_settings_lie_over_any_other_preset() -> None:
+def test_the_extra_settings_override_any_other_preset() -> None:
     plain, extra = (load_config(None, [], presets=layers) for layers in (["paper-cars"], ["paper-cars", "extra"]))
     assert (extra.optimiser.name, extra.schedule.warm_up_epochs, extra.backbone.pooling) == ("adamw", 1, "avg+max")
     assert extra.loss == plain.loss and extra.schedule.step_epochs == plain.schedule.step_epochs == 20

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.tiny_gallery import write_tiny_folder
 from tests.support.training_runs import RecordingCallback
 from training.config import load_config
-from training.data.registry import DataSet, load_data
+from training.data import DataSet
 from training.data.samplers import BalancedBatches, RandomBatches
 from training.distributed import ProcessGroup
 from training.errors import TrainingError
@@ -23,11 +22,6 @@ BASE = [
 ]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> DataSet:
-    return load_data(f"folder:{write_tiny_folder(tmp_path_factory.mktemp('data') / 'photos')}")
-
-
 def workshop(data: DataSet, out: Path, *overrides: str, callback: RecordingCallback | None = None) -> TrainingSetup:
     config = load_config(None, [*BASE, *overrides])
     return prepare_training(
@@ -36,7 +30,7 @@ def workshop(data: DataSet, out: Path, *overrides: str, callback: RecordingCallb
 
 
 def step_gradients(work: TrainingSetup, epoch: int) -> set[str]:
-    """The names of the model's parameters that have a gradient after a batch of an epoch."""
+    """Returns the names of the model's parameters that have a gradient after a batch of an epoch."""
     work.begin_epoch(epoch, 0)
     inputs, labels = next(iter(work.loader))
     work.optimiser.zero_grad()
@@ -105,8 +99,8 @@ def test_the_volume_follows_from_the_planned_samples_and_is_reported(data: DataS
 def test_a_volume_that_never_acts_is_reported(
     data: DataSet, tmp_path: Path, overrides: list[str], remark: str | None
 ) -> None:
-    said = describe_volume(workshop(data, tmp_path, *overrides))
-    assert said is None if remark is None else said is not None and remark in said
+    text = describe_volume(workshop(data, tmp_path, *overrides))
+    assert text is None if remark is None else text is not None and remark in text
 
 
 def test_equal_seeds_share_weights_and_batches_whatever_the_loss(data: DataSet, tmp_path: Path) -> None:

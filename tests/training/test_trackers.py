@@ -9,7 +9,7 @@ from tests.support.tiny_gallery import write_tiny_folder
 from tests.support.training_runs import RecordingCallback
 from training.checkpoints import RunFolder
 from training.config import load_config
-from training.data.registry import load_data
+from training.data import load_data
 from training.loop import train
 from training.trackers import ExperimentTracker
 
@@ -40,27 +40,27 @@ def test_wandb_records_a_run_without_a_network(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     (tmp_path / "runs" / "first").mkdir(parents=True)
-    said: list[str] = []
-    callback = ExperimentTracker(load_config(None, ["tracker=wandb"]), tmp_path / "runs" / "first", said.append)
+    messages: list[str] = []
+    callback = ExperimentTracker(load_config(None, ["tracker=wandb"]), tmp_path / "runs" / "first", messages.append)
     callback.epoch({"epoch": 1, "recall@1": 0.5})
     callback.result({"epoch": 1, "epochs": 1, "recall@1": 0.5})
     callback.close(failed=False)
     written = list((tmp_path / "runs" / "first").rglob("*.wandb"))
     assert len(written) == 1 and written[0].stat().st_size > 0
     assert b"recall@1" in written[0].read_bytes()
-    assert said == [] and json.loads((tmp_path / "runs" / "first" / "tracker.json").read_text())["wandb"]
+    assert messages == [] and json.loads((tmp_path / "runs" / "first" / "tracker.json").read_text())["wandb"]
 
 
-def test_a_service_that_fails_later_is_reported_once_and_ends_nothing(
+def test_a_service_that_fails_later_is_reported_once_and_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'store'}")
     (tmp_path / "run").mkdir()
-    said: list[str] = []
-    callback = ExperimentTracker(load_config(None, ["tracker=mlflow"]), tmp_path / "run", said.append)
+    messages: list[str] = []
+    callback = ExperimentTracker(load_config(None, ["tracker=mlflow"]), tmp_path / "run", messages.append)
     for epoch in (1, 2):
         callback.epoch({"epoch": epoch, "not a number": "text"})
     callback.close(failed=True)
-    assert len(said) == 1 and "mlflow does not take the run's figures" in said[0]
+    assert len(messages) == 1 and "mlflow rejects the run's figures" in messages[0]

@@ -90,7 +90,7 @@ class BNInception(nn.ModuleDict):
         double = ("double_3x3_reduce", "double_3x3_1", "double_3x3_2")
         branches.append(self._apply_layers(x, *(f"{prefix}_{name}" for name in double)))
         if not block.projected:
-            branches.append(_halved(x))
+            branches.append(_halve(x))
         else:
             pool = avg_pool2d if block.pool == "avg" else max_pool2d
             branches.append(self._apply_layers(pool(x, 3, stride=1, padding=1), f"{prefix}_pool_proj"))
@@ -105,8 +105,8 @@ class BNInception(nn.ModuleDict):
         """Runs a group on the output of the one before; the first takes pixels."""
         if group == GROUPS[0]:
             x = x.flip(1)  # Caffe learned on BGR
-            x = _halved(self._apply_layers(x, "conv1_7x7_s2"))
-            x = _halved(self._apply_layers(x, "conv2_3x3_reduce", "conv2_3x3"))
+            x = _halve(self._apply_layers(x, "conv1_7x7_s2"))
+            x = _halve(self._apply_layers(x, "conv2_3x3_reduce", "conv2_3x3"))
         for block in _BLOCKS:
             if block.name.startswith(group):
                 x = self._apply_block(block, x)
@@ -126,6 +126,6 @@ class BNInception(nn.ModuleDict):
         return self.forward_head(self.forward_features(x))
 
 
-def _halved(x: torch.Tensor) -> torch.Tensor:
-    """Rounded up, as Caffe does."""
+def _halve(x: torch.Tensor) -> torch.Tensor:
+    """Halves the resolution, rounded up as in Caffe."""
     return max_pool2d(x, 3, stride=2, ceil_mode=True)

@@ -20,13 +20,13 @@ _ALIASES = {
 
 
 class EmbeddingModel(nn.Module):
-    """uint8 NHWC pixels to L2-normalised vectors; scaling is inside, so that no caller can get it wrong."""
+    """Maps uint8 NHWC pixels to L2-normalised vectors; scaling is part of the model."""
 
     mean: torch.Tensor
     std: torch.Tensor
 
     def __init__(self, settings: BackboneSettings, *, input_size: int | None = None, pretrained: bool = True) -> None:
-        """Without an `input_size` the backbone's own; without `pretrained` for a checkpoint to fill it."""
+        """`input_size` defaults to the backbone's own; without `pretrained` a checkpoint must fill the weights."""
         super().__init__()
         backbone: Any = _network(settings.name)
         if pretrained:
@@ -143,8 +143,8 @@ class EmbeddingModel(nn.Module):
         return [stage.parameters() for stage in self._stages()]
 
     def freeze_stages(self, count: int) -> None:
-        """Freezes `stages[:count]` for good: weights, batch norm's statistics, dropout and drop path."""
-        if not count:  # any backbone has none to freeze
+        """Freezes `stages[:count]` permanently: weights, batch norm's statistics, dropout and drop path."""
+        if not count:  # works for backbones without stages too
             return
         self._frozen_stages = max(self._frozen_stages, self.stage_index(count))
         for stage in self._stages()[: self._frozen_stages]:
@@ -153,7 +153,7 @@ class EmbeddingModel(nn.Module):
         self.train(self.training)
 
     def freeze_backbone(self) -> None:
-        """Freezes the whole backbone for good, so that the features of a photo stay what they are."""
+        """Freezes the backbone permanently, so that the features of a photo never change."""
         self.backbone.requires_grad_(False)
         self._frozen_backbone = True
         self.train(self.training)
@@ -169,7 +169,7 @@ class EmbeddingModel(nn.Module):
         if not learning:
             return []
         mode = self.training
-        self.eval()  # no statistics move and nothing is drawn at random
+        self.eval()  # statistics stay and nothing is drawn at random
         with torch.enable_grad():
             total = self.features(pixels.to(self.mean.device)).sum()
             gradients = torch.autograd.grad(total, list(learning.values()), allow_unused=True)
@@ -199,7 +199,7 @@ def _batch_norms(module: nn.Module) -> list[nn.Module]:
 
 
 def pool(feature_map: torch.Tensor, pooling: str) -> torch.Tensor:
-    """One vector of a feature map (N, C, H, W) by its mean, its maximum or the sum of both."""
+    """Pools a feature map (N, C, H, W) by its mean, its maximum or the sum of both."""
     places = feature_map.flatten(2)
     if pooling == "avg":
         return places.mean(dim=2)

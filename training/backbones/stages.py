@@ -1,4 +1,4 @@
-"""A backbone as a sequence of stages that run, learn or rest separately.
+"""A backbone as a sequence of stages that run, learn or are frozen separately.
 
 A stage is what the architecture calls one: a group of blocks that share a resolution, or one block of a transformer.
 The first also holds the stem or the embedding of patches, the last everything after the blocks.
@@ -89,7 +89,7 @@ def _chain(
     helpers: Sequence[nn.Module | None] = (),
     steps: Sequence[Step] | None = None,
 ) -> list[_Part]:
-    """One part per block.
+    """Makes one part per block.
 
     `helpers` are modules that functions in `before` use. `steps` run the blocks that take more than their input.
     """
@@ -134,7 +134,7 @@ def _split_transformer(network: Any) -> list[_Part]:
 
 
 def _split_eva(network: Any) -> list[_Part]:
-    """Every block rotates its queries and keys by the places of the patches, which follow from the input size."""
+    """Splits EVA, whose blocks rotate queries and keys by the positions of the patches."""
 
     def embed_places(x: Tensor) -> Tensor:
         tokens: Tensor = network._pos_embed(x)[0]

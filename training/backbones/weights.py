@@ -46,7 +46,7 @@ def _load_package(backbone: Any, name: str, package: str | None) -> None:
     holder = getattr(module, package.split("_pytorch")[0].title().replace("_", "") + "ModelFile")
     source = torch.load(holder.get_model_file_path(), map_location="cpu", weights_only=True)
     target = backbone.state_dict()
-    # The package names its tensors otherwise but keeps timm's order; its classifier comes last and is not wanted.
+    # The package has other names but timm's order; its classifier comes last and is dropped.
     values = list(source.values())[: len(target)]
     if [value.shape for value in values] != [value.shape for value in target.values()]:
         raise TrainingError(f"The package {package} does not fit this release of timm.", "Use constraints.txt.")
@@ -59,7 +59,7 @@ def _load_hub(backbone: Any, name: str) -> None:
         raise TrainingError(f"No hub holds weights of {name}.", f"Use {_FILE_OPTION}.")
     try:
         if origin and not _is_cached(backbone.pretrained_cfg) and not huggingface_hub.constants.HF_HUB_OFFLINE:
-            _knock(backbone.pretrained_cfg)
+            _check_network(backbone.pretrained_cfg)
         trained = timm.create_model(
             backbone.pretrained_cfg["architecture"],
             pretrained=True,
@@ -80,14 +80,14 @@ def _reason(error: Exception) -> str:
 
 
 def _is_cached(config: Mapping[str, Any]) -> bool:
-    """Whether the hub's client has the file from before, and so can do without a network."""
+    """Returns whether the file is in the cache of the hub's client."""
     return isinstance(huggingface_hub.try_to_load_from_cache(config["hf_hub_id"], _hub_file(config)), str)
 
 
-def _knock(config: Mapping[str, Any]) -> None:
-    """Raises at once where there is no network: a download would try again for most of a minute."""
+def _check_network(config: Mapping[str, Any]) -> None:
+    """Raises immediately without a network: a download would retry for most of a minute."""
     url = huggingface_hub.hf_hub_url(config["hf_hub_id"], _hub_file(config))
-    with contextlib.suppress(HfHubHTTPError):  # an answer, be it that the file has another name
+    with contextlib.suppress(HfHubHTTPError):  # any response will do, also a 404
         huggingface_hub.get_hf_file_metadata(url, timeout=5)
 
 
@@ -123,7 +123,7 @@ def _load_file(backbone: Any, name: str, path: Path) -> None:
             f"The weights in {path} do not fit {name}: {'; '.join(misfits)}.",
             "Choose the backbone.name that the file was made for, or another file.",
         )
-    backbone.load_state_dict(source, strict=False)  # old files count no batches
+    backbone.load_state_dict(source, strict=False)  # old files have no batch counters
 
 
 def _first(problem: str, keys: list[str]) -> Iterable[str]:
@@ -132,7 +132,7 @@ def _first(problem: str, keys: list[str]) -> Iterable[str]:
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
-    """A file's tensors by name, taken out of the wrappings that training scripts put around them."""
+    """Returns a file's tensors by name, unwrapped from the dicts that training scripts put around them."""
     if not path.is_file():
         raise TrainingError(
             f"No weights file at {path}.",
@@ -152,5 +152,5 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         if isinstance(state, dict) and isinstance(state.get(wrapping), dict):
             state = state[wrapping]
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        raise TrainingError(f"{path} holds no state dict.", "Save a plain one: torch.save(model.state_dict(), FILE).")
+        raise TrainingError(f"{path} is not a state dict.", "Save a plain one: torch.save(model.state_dict(), FILE).")
     return {key.removeprefix("module."): value for key, value in state.items()}

@@ -1,7 +1,7 @@
-"""Random changes of a training photo, in the order in which photos come about: geometry, light, lens, file, occlusion.
+"""Random augmentations of a training photo, in this order:
 
 1. a random part, resized to a square, by the rule of torchvision's RandomResizedCrop; 2. mirroring; 3. rotation, with
-the corners filled by reflection, so that no black triangle marks the turned photos; 4. brightness, contrast and
+the corners filled by reflection, so that no black triangles appear; 4. brightness, contrast and
 saturation; 5. hue; 6. blur; 7. JPEG compression; 8. an erased rectangle.
 
 All of them draw from one generator. The crop and the mirroring draw first and always, so that they are the same for a
@@ -31,7 +31,7 @@ _TRIES = 10
 def augment(
     image: EncodedImage, part: Box, side: int, settings: AugmentationSettings, rng: np.random.Generator
 ) -> Image.Image:
-    """A square picture of `side` pixels of a random part of `part`, which is in pixels of the upright image."""
+    """Returns `side` x `side` pixels of a random crop of `part`, a box in pixels of the upright image."""
     left, top, right, bottom = part
     west, north, east, south = random_part((right - left, bottom - top), settings.crop_scale, _CROP_RATIOS, rng)
     mirrored = rng.random() < 0.5
@@ -59,10 +59,9 @@ def augment(
 def random_part(
     size: tuple[int, int], area: tuple[float, float], ratios: tuple[float, float], rng: np.random.Generator
 ) -> Box:
-    """A random rectangle: uniform in its share of the area, log-uniform in width by height, uniform in its place.
+    """Draws a rectangle: uniform in its share of the area, log-uniform in its aspect ratio, uniform in its place.
 
-    What does not fit is drawn again. When nothing fits, it is the largest central rectangle of an allowed ratio: the
-    whole, unless the picture is wider or higher than any.
+    A rectangle that does not fit is drawn again. When none fits, the largest central one of an allowed ratio is taken.
     """
     width, height = size
     narrowest, widest = ratios

@@ -1,20 +1,19 @@
-"""A data set as a plain table: photos with their classes, how classes are kept apart, and what to tell about them."""
+"""A data set: photos with their classes, splits by class, and remarks for the user."""
 
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from training.errors import TrainingError
 
-Progress = Callable[[int, int], None]
 Box = tuple[int, int, int, int]
 """Left, top, right and bottom, in pixels of the upright image."""
 
-_NAMED = 5
+_MAX_NAMES = 5
 
 
 class Photo(NamedTuple):
@@ -24,19 +23,19 @@ class Photo(NamedTuple):
     label: str
     box: Box | None = None
     is_query: bool = True
-    """Whether a photo to measure on is searched with; likewise, whether it can be found."""
+    """Whether a test photo is a query, and whether it is in the gallery."""
     is_gallery: bool = True
 
 
 @dataclass(frozen=True)
 class DataSet:
-    """Photos to learn from and photos of classes never learned, on which recall is measured."""
+    """Training photos, and test photos of other classes, on which recall is measured."""
 
     name: str
     train: tuple[Photo, ...]
     test: tuple[Photo, ...]
     remarks: tuple[str, ...] = ()
-    """What was left out or looks odd, a sentence each, for whoever trains."""
+    """Sentences for the user about what was left out or looks odd."""
 
     def __post_init__(self) -> None:
         shared = {photo.label for photo in self.train} & {photo.label for photo in self.test}
@@ -49,23 +48,25 @@ class DataSet:
             raise TrainingError(f"{self.name} has fewer than two classes to learn.", "Give at least two.")
 
 
-def usable(data: DataSet) -> DataSet:
-    """The data set with remarks on thin classes, or an error when there is nothing to measure on."""
+def check_usable(data: DataSet) -> DataSet:
+    """Adds remarks on thin classes, and raises an error when there is nothing to measure on."""
     searchable = Counter(photo.label for photo in data.test if photo.is_gallery)
     # A photo never finds itself, so a query that is in the gallery needs a second photo there.
     lonely = [p.label for p in data.test if p.is_query and searchable[p.label] <= p.is_gallery]
     if len(lonely) == sum(photo.is_query for photo in data.test):
         raise TrainingError(
-            f"{data.name} has nothing to measure: none of its {len(data.test)} test photos has another of its class.",
+            f"{data.name} cannot be measured: none of its {len(data.test)} test photos has another of its class.",
             "Give two or more photos of each class that is kept for measuring.",
         )
     thin = []
     single = [label for label, count in Counter(photo.label for photo in data.train).items() if count == 1]
     if single:
-        thin.append(f"{counted(len(single), 'class', 'classes')} to learn with one photo only: {named(single)}.")
+        thin.append(
+            f"{count_noun(len(single), 'class', 'classes')} to learn with one photo only: {list_names(single)}."
+        )
     if lonely:
-        queries = counted(len(lonely), "test photo has", "test photos have")
-        thin.append(f"{queries} no other photo of the class to find: {tallied(Counter(lonely))}.")
+        queries = count_noun(len(lonely), "test photo has", "test photos have")
+        thin.append(f"{queries} no other photo of the class to find: {list_counts(Counter(lonely))}.")
     return replace(data, remarks=tuple(dict.fromkeys((*data.remarks, *thin))))
 
 
@@ -73,20 +74,20 @@ def split_by_class(name: str, photos: Sequence[Photo], remarks: Iterable[str] = 
     """Keeps a third of the classes for measuring: always the same ones, and none with a single photo."""
     counts = Counter(photo.label for photo in photos)
     single = [label for label, count in counts.items() if count == 1]
-    told = list(remarks)
+    notes = list(remarks)
     if single:
-        left_out = counted(len(single), "class with one photo only is", "classes with one photo only are")
-        told.append(f"{left_out} left out: {named(single)}.")
+        left_out = count_noun(len(single), "class with one photo only is", "classes with one photo only are")
+        notes.append(f"{left_out} left out: {list_names(single)}.")
     train, test = hold_out([photo for photo in photos if counts[photo.label] > 1], 1 / 3, seed=0, name=name)
-    return DataSet(name, tuple(train), tuple(test), tuple(told))
+    return DataSet(name, tuple(train), tuple(test), tuple(notes))
 
 
 def hold_out(
     photos: Sequence[Photo], share: float, seed: int, *, name: str = "The training set"
 ) -> tuple[tuple[Photo, ...], tuple[Photo, ...]]:
-    """Training photos and validation photos: whole classes of two or more photos are drawn with the seed.
+    """Splits photos into training and validation: whole classes of two or more photos are drawn with the seed.
 
-    Two classes at least stay on each side: with one class, every search is right.
+    At least two classes stay on each side: with one class, every result is correct.
     """
     if not 0 < share < 1:
         raise TrainingError(f"A share of {share} cannot be held out.", "Give a number between 0 and 1, such as 0.1.")
@@ -94,29 +95,29 @@ def hold_out(
     labels = sorted(label for label, count in counts.items() if count > 1)
     if len(labels) < 2 or len(counts) < 4:
         raise TrainingError(
-            f"{name} has {len(counts)} classes, {len(labels)} of them with two or more photos: too few to keep some "
-            "for measuring.",
+            f"{name} has {len(counts)} classes, {len(labels)} of them with two or more photos: too few to hold "
+            "some out.",
             "Give at least four classes with two or more photos each.",
         )
     random.Random(seed).shuffle(labels)
-    return _parted(photos, labels[: min(len(counts) - 2, max(2, round(len(counts) * share)))])
+    return _split_off(photos, labels[: min(len(counts) - 2, max(2, round(len(counts) * share)))])
 
 
 def fold_out(photos: Sequence[Photo], fold: int, folds: int, seed: int) -> tuple[tuple[Photo, ...], tuple[Photo, ...]]:
-    """Training photos and one fold's validation photos; over all folds each class of two or more is held out once."""
+    """Splits off one fold for validation; over all folds each class of two or more photos is held out once."""
     counts = Counter(photo.label for photo in photos)
     labels = sorted(label for label, count in counts.items() if count > 1)
     if len(labels) < 2 * folds:
         raise TrainingError(
             f"The training set has {len(labels)} classes with two or more photos: too few for {folds} folds.",
-            f"Give at least {2 * folds}: with one class in a fold, every search is right.",
+            f"Give at least {2 * folds}: with one class in a fold, every result is correct.",
         )
     random.Random(seed).shuffle(labels)
-    return _parted(photos, labels[fold::folds])
+    return _split_off(photos, labels[fold::folds])
 
 
-def _parted(photos: Sequence[Photo], labels: Iterable[str]) -> tuple[tuple[Photo, ...], tuple[Photo, ...]]:
-    """The photos of other classes, and those of the given ones."""
+def _split_off(photos: Sequence[Photo], labels: Iterable[str]) -> tuple[tuple[Photo, ...], tuple[Photo, ...]]:
+    """Returns the photos of other classes, and those of the given classes."""
     held = set(labels)
     return (
         tuple(photo for photo in photos if photo.label not in held),
@@ -124,22 +125,22 @@ def _parted(photos: Sequence[Photo], labels: Iterable[str]) -> tuple[tuple[Photo
     )
 
 
-def listed_data(name: str, train: Sequence[Photo], test: Sequence[Photo], remarks: Iterable[str] = ()) -> DataSet:
-    """A data set whose split is given by lists; files that are not there are remarked and left out."""
-    kept, missing = without_missing(name, [*train, *test])
-    there = set(kept)
+def data_from_lists(name: str, train: Sequence[Photo], test: Sequence[Photo], remarks: Iterable[str] = ()) -> DataSet:
+    """Returns a data set whose split is given by lists; missing files are left out with a remark."""
+    kept, missing = drop_missing(name, [*train, *test])
+    existing = set(kept)
     return DataSet(
         name,
-        tuple(photo for photo in train if photo in there),
-        tuple(photo for photo in test if photo in there),
+        tuple(photo for photo in train if photo in existing),
+        tuple(photo for photo in test if photo in existing),
         (*remarks, *missing),
     )
 
 
-def without_missing(name: str, photos: Sequence[Photo]) -> tuple[tuple[Photo, ...], tuple[str, ...]]:
-    """The photos whose files are there, and a remark on the others.
+def drop_missing(name: str, photos: Sequence[Photo]) -> tuple[tuple[Photo, ...], tuple[str, ...]]:
+    """Returns the photos whose files exist, and a remark on the others.
 
-    Folders are listed once each, for asking after a hundred thousand files one by one takes minutes on a network disk.
+    Folders are listed once each: a stat call per file takes minutes for a hundred thousand files on a network disk.
     """
     listed: dict[str, set[str]] = {}
     kept, missing = [], Counter[str]()
@@ -154,13 +155,15 @@ def without_missing(name: str, photos: Sequence[Photo]) -> tuple[tuple[Photo, ..
     if not kept:
         example = photos[0].path if photos else "no photo is listed"
         raise TrainingError(
-            f"{name}: none of the {len(photos)} listed image files is there ({example}).",
-            "Check that the images are unpacked where the list says.",
+            f"{name}: none of the {len(photos)} listed image files exists ({example}).",
+            "Unpack the images where the list expects them.",
         )
     if not missing:
         return tuple(kept), ()
-    files = counted(missing.total(), "listed image file is", "listed image files are")
-    return tuple(kept), (f"{files} missing, of {counted(len(missing), 'class', 'classes')}: {tallied(missing)}.",)
+    files = count_noun(missing.total(), "listed image file is", "listed image files are")
+    return tuple(kept), (
+        f"{files} missing, of {count_noun(len(missing), 'class', 'classes')}: {list_counts(missing)}.",
+    )
 
 
 def _names(folder: str) -> set[str]:
@@ -171,25 +174,25 @@ def _names(folder: str) -> set[str]:
         return set()
 
 
-def counted(number: int, one: str, many: str) -> str:
-    """A number with its noun, for remarks."""
+def count_noun(number: int, one: str, many: str) -> str:
+    """Formats a number with its noun."""
     return f"{number:,} {one if number == 1 else many}"
 
 
-def named(names: Sequence[str]) -> str:
-    """A handful of names and how many more there are."""
-    shown = ", ".join(sorted(names)[:_NAMED])
-    return shown if len(names) <= _NAMED else f"{shown} and {len(names) - _NAMED:,} more"
+def list_names(names: Sequence[str]) -> str:
+    """Formats a few names and how many more there are."""
+    shown = ", ".join(sorted(names)[:_MAX_NAMES])
+    return shown if len(names) <= _MAX_NAMES else f"{shown} and {len(names) - _MAX_NAMES:,} more"
 
 
-def tallied(counts: Mapping[str, int]) -> str:
-    """A handful of names with their counts, the largest first, and how many more there are."""
+def list_counts(counts: Mapping[str, int]) -> str:
+    """Formats a few names with their counts, the largest first, and how many more there are."""
     largest = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    shown = ", ".join(f"{name} ({count:,})" for name, count in largest[:_NAMED])
-    return shown if len(largest) <= _NAMED else f"{shown} and {len(largest) - _NAMED:,} more"
+    shown = ", ".join(f"{name} ({count:,})" for name, count in largest[:_MAX_NAMES])
+    return shown if len(largest) <= _MAX_NAMES else f"{shown} and {len(largest) - _MAX_NAMES:,} more"
 
 
 def visible_part(box: Box, size: tuple[int, int]) -> Box | None:
-    """What an image of this width and height shows of a box, if anything."""
+    """Returns the part of a box inside an image of this width and height, or None."""
     left, top, right, bottom = max(0, box[0]), max(0, box[1]), min(size[0], box[2]), min(size[1], box[3])
     return (left, top, right, bottom) if left < right and top < bottom else None

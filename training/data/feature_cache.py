@@ -1,8 +1,8 @@
-"""Outputs of the frozen part of a backbone, computed once: the rest is then trained in a fraction of the time.
+"""Outputs of the frozen part of a backbone, computed once: the remaining layers then train in a fraction of the time.
 
 Every photo is run in a few augmented views, the pixels of the first epochs; an epoch of training then reads one view
 of each from a memory-mapped file. A row is what the caller's network returns for a photo: pooled features, a feature
-map or tokens. The file is named by all that its numbers depend on, so it is never stale.
+map or tokens. The file name is a digest of everything that its values depend on, so it is never stale.
 """
 
 import fcntl
@@ -24,13 +24,14 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from index._util.files import fsync_directory
+from training.callbacks import Progress
 from training.config import AugmentationSettings
-from training.data.dataset import Photo, Progress
+from training.data.dataset import Photo
 from training.data.torch_datasets import TrainingPhotos, number_classes
 from training.errors import TrainingError
 
 _LAYOUT = 2
-"""Raised whenever the same description would give other numbers."""
+"""Increased whenever the same description would give other values."""
 _BATCH = 64
 _FLOAT16 = np.dtype("<f2")
 
@@ -88,11 +89,11 @@ def cache_features(
     min_free_bytes: int = 2**30,
     on_progress: Progress | None = None,
 ) -> FeatureCache:
-    """Runs `views` augmented views of every photo through a network, or finds the file of an earlier run.
+    """Runs `views` augmented views of every photo through a network, or opens the file of an earlier run.
 
     `embed_features` takes uint8 pixels (NHWC) to one row of any shape each; `key` describes it: backbone, weights,
-    stage and pooling. What a killed run left is continued; of several runs that want the same, one computes it. Nothing
-    is written when the file would leave less than `min_free_bytes` on the disk.
+    stage and pooling. A killed run's file is continued; of several runs that need the same file, one computes it.
+    Nothing is written when the file would leave less than `min_free_bytes` on the disk.
     """
     if views < 1:
         raise TrainingError(f"{views} views cannot be cached.", "Give one view or more.")
@@ -112,7 +113,7 @@ def cache_features(
     with _locked(directory / f".{path.name}.lock"):
         try:
             features = np.load(path, mmap_mode="r")
-        except (FileNotFoundError, ValueError, EOFError):  # none yet, or cut short by somebody
+        except (FileNotFoundError, ValueError, EOFError):  # missing or truncated
             partial = path.with_name(f".{path.name}.partial")
             with partial.open("r+b" if partial.exists() else "w+b") as file:
                 writer = _Writer(file, directory, (views, len(photos)), min_free_bytes)
@@ -152,7 +153,7 @@ class _Writer:
         self.done = self._rows_to_keep()
 
     def _rows_to_keep(self) -> int:
-        """Returns how many rows an earlier run left for good, and cuts the file behind them.
+        """Returns how many rows of an earlier run are kept, and truncates the file after them.
 
         Batches are synced one by one, so that all but the last are safe even after a power cut.
         """

@@ -1,17 +1,16 @@
 """The specifications that name a data set: `sample`, `folder:DIR`, `table:FILE`, and the published ones."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+from index._util.files import cache_folder
+from training.callbacks import Progress
 from training.data.benchmarks import load_cars, load_cub, load_inshop, load_sop
-from training.data.dataset import Box, DataSet, Photo, Progress, hold_out, usable
+from training.data.dataset import DataSet, Photo, check_usable
 from training.data.folders import load_folder
 from training.data.sample_shop import read_shop, write_shop
 from training.data.tables import load_table
 from training.errors import TrainingError
-
-__all__ = ["Box", "DataSet", "Photo", "Progress", "cache_folder", "default_shop", "hold_out", "load_data", "shop_data"]
 
 _LOADERS: dict[str, Callable[[Path], DataSet]] = {
     "folder": load_folder,
@@ -24,26 +23,20 @@ _LOADERS: dict[str, Callable[[Path], DataSet]] = {
 
 
 def load_data(spec: str, *, on_progress: Progress | None = None) -> DataSet:
-    """The data set that a specification names; what it lacks is said in its remarks."""
+    """Loads the data set that a specification names; its remarks report what is missing."""
     kind, _, rest = spec.partition(":")
     if kind == "sample":
         return shop_data(write_shop(Path(rest).expanduser() if rest else default_shop(), on_progress=on_progress))
     if kind in _LOADERS and rest:
-        return usable(_LOADERS[kind](Path(rest).expanduser()))
+        return check_usable(_LOADERS[kind](Path(rest).expanduser()))
     raise TrainingError(
         f"Unknown data {spec!r}.",
-        "Use sample[:DIR], folder:DIR (one folder a product), table:FILE, cub:DIR, cars:DIR, sop:DIR or inshop:DIR.",
+        "Use sample[:DIR], folder:DIR (one folder per product), table:FILE, cub:DIR, cars:DIR, sop:DIR or inshop:DIR.",
     )
 
 
-def cache_folder() -> Path:
-    """Where things are kept that can always be made again."""
-    cache = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache) if cache else Path.home() / ".cache") / "lookalike"
-
-
 def default_shop() -> Path:
-    """Where the sample shop lies when nobody says where: it is the same for every run."""
+    """Returns the default folder of the sample shop, shared by all runs."""
     return cache_folder() / "sample-shop"
 
 

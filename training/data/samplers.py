@@ -1,10 +1,10 @@
-"""Which photos meet in a batch: lists of (view, index) keys that follow from the seed, the epoch and the step alone.
+"""Samplers: batches as lists of (view, index) keys that follow from the seed, the epoch and the step alone.
 
 The view is the epoch, and another number for a photo that is shown again in the same epoch, so that its augmentation
 differs.
 
-Nothing is carried from batch to batch between processes or runs, so a stopped run continues in the middle of an epoch,
-and several processes share one global batch without talking to each other.
+No state is carried between batches, processes or runs, so a stopped run continues in the middle of an epoch,
+and several processes share one global batch without communication.
 """
 
 import math
@@ -21,7 +21,8 @@ from training.errors import TrainingError
 
 Key = tuple[int, int]
 _REPEAT = 1_000_003
-"""Between the views of a photo in one epoch: beyond all epochs, and a prime, for views are counted modulo some."""
+"""Offset between the views of a photo in one epoch: larger than any epoch, and a prime, since caches take views modulo
+their number."""
 _MEASURED_BATCHES = 50
 
 
@@ -50,7 +51,7 @@ class Batches(ABC):
         self.start_step = 0
 
     def __len__(self) -> int:
-        """The steps of a whole epoch, wherever this one starts."""
+        """Returns the steps of a full epoch, wherever this one starts."""
         return self._steps
 
     @abstractmethod
@@ -68,7 +69,7 @@ class Batches(ABC):
                 yield keys[self._own]
 
     def _epoch(self) -> Iterator[Sequence[int]]:
-        """Yields the global batches of the whole epoch, of one round or several."""
+        """Yields the global batches of the full epoch, from one round or several."""
         step, end = self.epoch * self._steps, (self.epoch + 1) * self._steps
         while step < end:
             number, first = divmod(step, self._round_steps)
@@ -82,7 +83,7 @@ class Batches(ABC):
 
 
 class RandomBatches(Batches):
-    """Every photo once per round, shuffled; the short rest is dropped, for a tiny batch would teach noise."""
+    """Every photo once per round, shuffled; the incomplete last batch is dropped."""
 
     def __init__(
         self,
@@ -105,8 +106,8 @@ class RandomBatches(Batches):
 class BalancedBatches(Batches):
     """Some photos of each of some classes; over a round each class comes equally often, however many photos it has.
 
-    A round shows all classes so many times that it shows about as many photos as there are. Classes fill the last
-    batch beyond the last time where they do not go into it evenly. Photos of a class are shown in turn, and again
+    A round shows about as many photos as there are; where the classes do not fill the last batch evenly, some are
+    repeated. Photos of a class are shown in turn, and again
     within a batch only when the class has too few.
     """
 
@@ -168,7 +169,7 @@ class PowerBatches(Batches):
         shown = int(quotas.sum() + 1e-6)
         batch_size = _shared_batch(batch_size, shown, world_size)
         steps = shown // batch_size
-        # Where the stretch of each class ends on a line of as many places as the batches of a round have.
+        # Where the interval of each class ends on a line with one place per photo of a round.
         self._ends = np.cumsum(quotas * min(1, steps * batch_size / quotas.sum()))
         self._ends[-1] = steps * batch_size
         super().__init__(batch_size, steps, seed, steps_per_epoch, rank, world_size)
@@ -178,18 +179,18 @@ class PowerBatches(Batches):
         chosen = [
             photo
             for place, (start, count) in enumerate(zip(earlier.tolist(), self._counts(number).tolist(), strict=True))
-            for photo in self._stretch(place, start, start + count)
+            for photo in self._interval(place, start, start + count)
         ]
         np.random.default_rng((self._seed, number)).shuffle(chosen)
         yield from self._cut(chosen)
 
     def _counts(self, number: int) -> NDArray[np.int64]:
-        """How many photos a round shows of each class: chance rounds its quota up or down, the total never changes."""
+        """Returns the photos that a round shows of each class: quotas rounded at random, with a fixed total."""
         offset = np.random.default_rng((self._seed, number, 1)).random()
-        whole = np.floor(self._ends + offset).astype(np.int64)
-        return np.concatenate((whole[:1], whole[1:] - whole[:-1]))
+        ends = np.floor(self._ends + offset).astype(np.int64)
+        return np.concatenate((ends[:1], ends[1:] - ends[:-1]))
 
-    def _stretch(self, place: int, start: int, stop: int) -> Iterator[int]:
+    def _interval(self, place: int, start: int, stop: int) -> Iterator[int]:
         """Yields photos of a class by their places in its endless sequence of shuffled passes."""
         members = self._members[place]
         for shuffle in range(start // len(members), math.ceil(stop / len(members))):
@@ -202,7 +203,7 @@ class PowerBatches(Batches):
 def make_batches(
     settings: SamplingSettings, labels: Sequence[str], seed: int, *, rank: int = 0, world_size: int = 1
 ) -> Batches:
-    """The batches that the settings describe, for photos of these classes. The caller decides what `auto` is."""
+    """Returns the sampler that the settings describe, for photos of these classes; the caller resolves `auto`."""
     size, steps = settings.batch_size, settings.steps_per_epoch
     match settings.kind:
         case "random":
@@ -228,7 +229,7 @@ def make_batches(
 
 
 def expected_positives(settings: SamplingSettings, labels: Sequence[str]) -> float:
-    """The share of the photos of a batch that have another photo of their class in it, measured on the first batches.
+    """Returns the share of photos with another photo of their class in the batch, estimated on the first batches.
 
     Losses on pairs learn nothing from the others.
     """
@@ -253,7 +254,7 @@ class _Deck:
         while len(drawn) < count:
             if not self._left:
                 self._left = self._rng.permutation(self._cards).tolist()
-                # Those just drawn go to the end of the new round.
+                # Cards that were just drawn go to the end of the new round.
                 self._left.sort(key=set(drawn).__contains__)
             wanted = count - len(drawn)
             drawn += self._left[:wanted]
@@ -262,7 +263,7 @@ class _Deck:
 
 
 def _members(labels: Sequence[Hashable]) -> list[list[int]]:
-    """The photos of each class, by the first photo of the class."""
+    """Returns the photos of each class, in the order of first appearance."""
     members: dict[Hashable, list[int]] = {}
     for index, label in enumerate(labels):
         members.setdefault(label, []).append(index)
@@ -270,7 +271,7 @@ def _members(labels: Sequence[Hashable]) -> list[list[int]]:
 
 
 def _shared_batch(batch_size: int, count: int, world_size: int) -> int:
-    """The size of a batch of at most `count` photos that the processes share evenly."""
+    """Returns the size of a batch of at most `count` photos that the processes share evenly."""
     if count < world_size:
         raise TrainingError(f"{count} photos cannot be shared by {world_size} processes.", "Use fewer processes.")
     _check_shares(batch_size, world_size)

@@ -1,11 +1,10 @@
 """A team's own photos as a table, in the columns of open-metric-learning: `label`, `path`, `split`, `is_query`…"""
 
-import csv
 import math
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from training.data.dataset import Box, DataSet, Photo, listed_data, split_by_class, without_missing
+from index.ingest.tables import open_table
+from training.data.dataset import Box, DataSet, Photo, data_from_lists, drop_missing, split_by_class
 from training.errors import TrainingError
 
 _REQUIRED = ("label", "path")
@@ -17,10 +16,12 @@ Row = dict[str, str]
 
 
 def load_table(file: Path) -> DataSet:
-    """A CSV or Parquet table; without a `split` column a third of the classes is kept for measuring."""
+    """Reads a CSV, Parquet or JSON-lines table; without a `split` column a third of the classes is held out."""
     if not file.is_file():
         raise TrainingError(f"No table at {file}.", f"Name a CSV or Parquet file with columns {', '.join(_KNOWN)}.")
-    columns, rows = _read_parquet(file) if file.suffix.lower() in (".parquet", ".pq") else _read_csv(file)
+    table = open_table(file, file.name, str(file))
+    rows = list(table.rows)
+    columns = list(dict.fromkeys(table.columns or (column for row in rows for column in row.values)))
     missing = [column for column in _REQUIRED if column not in columns]
     partial = [column for column in _BOX if column not in columns] if set(_BOX) & set(columns) else []
     if missing or partial:
@@ -31,20 +32,23 @@ def load_table(file: Path) -> DataSet:
         )
     train: list[Photo] = []
     test: list[Photo] = []
-    for place, row in rows:
+    for row in rows:
+        texts = {column: "" if value is None else str(value).strip() for column, value in row.values.items()}
         try:
-            (train if _split(row) == "train" else test).append(_photo(row, file.parent))
+            if row.problem:
+                raise ValueError(row.problem)
+            (train if _split(texts) == "train" else test).append(_photo(texts, file.parent))
         except ValueError as error:
-            raise TrainingError(f"{place}: {error}.", "Mend the row.") from None
-    if not train and not test:
-        raise TrainingError(f"{file} has no rows.", "Give a row for each photo.")
+            raise TrainingError(f"{file}, {row.where}: {error}.", "Correct the row.") from None
+    if not rows:
+        raise TrainingError(f"{file} has no rows.", "Give one row per photo.")
     if "split" in columns:
-        return listed_data(file.stem, train, test)
-    return split_by_class(file.stem, *without_missing(file.stem, test))
+        return data_from_lists(file.stem, train, test)
+    return split_by_class(file.stem, *drop_missing(file.stem, test))
 
 
 def _photo(row: Row, folder: Path) -> Photo:
-    label, path = row["label"].strip(), row["path"].strip()
+    label, path = row.get("label", ""), row.get("path", "")
     if label.lower() in _EMPTY or not path:
         raise ValueError("a row needs a label and a path")
     if _split(row) == "train":
@@ -53,14 +57,14 @@ def _photo(row: Row, folder: Path) -> Photo:
 
 
 def _split(row: Row) -> str:
-    split = row.get("split", "validation").strip()
+    split = row.get("split", "validation")
     if split not in ("train", "validation"):
         raise ValueError(f"split is {split!r}, not 'train' or 'validation'")
     return split
 
 
 def _flag(row: Row, column: str) -> bool:
-    text = row.get(column, "true").strip().lower()
+    text = row.get(column, "true").lower()
     if text in ("true", "1", "1.0"):
         return True
     if text in ("false", "0", "0.0"):
@@ -69,7 +73,7 @@ def _flag(row: Row, column: str) -> bool:
 
 
 def _box(row: Row) -> Box | None:
-    texts = [row.get(column, "").strip() for column in _BOX]
+    texts = [row.get(column, "") for column in _BOX]
     if all(text.lower() in _EMPTY for text in texts):
         return None
     try:
@@ -80,45 +84,3 @@ def _box(row: Row) -> Box | None:
         raise ValueError(f"the box {', '.join(texts)} must have 0 <= x_1 < x_2 and 0 <= y_1 < y_2")
     # Outwards, so that a thin box never becomes empty.
     return math.floor(left), math.floor(top), math.ceil(right), math.ceil(bottom)
-
-
-def _read_csv(file: Path) -> tuple[list[str], Iterator[tuple[str, Row]]]:
-    rows = _csv_rows(file)
-    _, header = next(rows, ("", []))
-    columns = [column.strip() for column in header]
-    return columns, _as_rows(columns, rows)
-
-
-def _csv_rows(file: Path) -> Iterator[tuple[str, list[str]]]:
-    with file.open(newline="", encoding="utf-8-sig") as text:
-        reader = csv.reader(text)
-        try:
-            for fields in reader:
-                if fields:
-                    yield f"{file}, line {reader.line_num}", fields
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise TrainingError(f"{file}, after line {reader.line_num}: {error}.", "Save it as UTF-8 CSV.") from None
-
-
-def _as_rows(columns: list[str], rows: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[str, Row]]:
-    for place, fields in rows:
-        if len(fields) != len(columns):
-            raise TrainingError(f"{place}: {len(fields)} fields under {len(columns)} columns.", "Mend the row.")
-        yield place, dict(zip(columns, fields, strict=True))
-
-
-def _read_parquet(file: Path) -> tuple[list[str], Iterator[tuple[str, Row]]]:
-    try:
-        import pyarrow.parquet
-    except ImportError:
-        raise TrainingError(
-            f"{file} is a Parquet table, which needs pyarrow.", "Run `pip install pyarrow`, or save the table as CSV."
-        ) from None
-    try:
-        table = pyarrow.parquet.read_table(file)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise TrainingError(f"{file} is no Parquet table: {error}", "Write it anew.") from None
-    columns = [column for column in table.column_names if column in _KNOWN]
-    values = table.select(columns).to_pylist()
-    rows = ({column: "" if value is None else str(value) for column, value in row.items()} for row in values)
-    return list(table.column_names), ((f"{file}, row {number}", row) for number, row in enumerate(rows, 1))

@@ -1,7 +1,7 @@
 """Photos to tensors: decoding and augmentation, reproducible from the seed alone.
 
-Every photo's augmentation follows from (seed, view, index), not from a generator that is passed along, so a
-resumed run sees the same pixels as one that was never stopped, however many processes decode.
+Every photo's augmentation depends only on (seed, view, index), so a
+resumed run sees the same pixels as one that was never stopped, with any number of worker processes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,14 +20,14 @@ from training.data.dataset import Box, Photo, visible_part
 from training.errors import TrainingError
 
 _MAX_WORKERS = 8
-"""More seldom help a GPU, and each holds two batches in memory."""
+"""More rarely help a GPU, and each holds two batches in memory."""
 
 
 def decoding_workers(wanted: int | None, device_type: str, local_processes: int = 1) -> int:
-    """The processes that decode photos for one training process, of `local_processes` on this machine.
+    """Returns how many processes decode photos for one of `local_processes` training processes on this machine.
 
     By default one per core, up to 8; on a CPU with a single core none. The network needs the cores of a CPU too, but
-    large photos take longer to decode than to learn from, and a process without work takes no time.
+    large photos take longer to decode than to train on, and an idle process costs nothing.
     """
     if wanted is not None:
         return wanted
@@ -36,29 +36,29 @@ def decoding_workers(wanted: int | None, device_type: str, local_processes: int 
 
 
 def read_photo(photo: Photo, side: int | None = None) -> Image.Image:
-    """An upright RGB image, by the same code that serves, cut to the photo's box if it has one.
+    """Returns an upright RGB image, cropped to the photo's box if it has one, by the code that serves.
 
     With `side`, a large JPEG has only the pixels that it needs when its short side is resized to that.
     """
-    with _naming(photo):
-        image, part = _opened(photo)
+    with _photo_errors(photo):
+        image, part = _open_photo(photo)
         return image.read(part, side)[0]
 
 
-def _opened(photo: Photo) -> tuple[EncodedImage, Box]:
-    """The undecoded image, and the part of it that is the photo."""
+def _open_photo(photo: Photo) -> tuple[EncodedImage, Box]:
+    """Returns the undecoded image, and the part of it that is the photo."""
     image = EncodedImage(read_file(photo.path))
     part = visible_part(photo.box or (0, 0, *image.size), image.size)
     if part is None:
         raise TrainingError(
-            f"{photo.path} (class {photo.label}): the box {photo.box} lies outside its {image.size} pixels.",
+            f"{photo.path} (class {photo.label}): the box {photo.box} is outside its {image.size} pixels.",
             "Correct the box, in pixels of the upright image.",
         )
     return image, part
 
 
 @contextmanager
-def _naming(photo: Photo) -> Iterator[None]:
+def _photo_errors(photo: Photo) -> Iterator[None]:
     try:
         yield
     except ImageError as error:
@@ -66,7 +66,7 @@ def _naming(photo: Photo) -> Iterator[None]:
 
 
 def number_classes(photos: Sequence[Photo]) -> tuple[list[str], list[int]]:
-    """The sorted classes, and each photo's place among them."""
+    """Returns the sorted classes, and each photo's place among them."""
     classes = sorted({photo.label for photo in photos})
     places = {label: number for number, label in enumerate(classes)}
     return classes, [places[photo.label] for photo in photos]
@@ -88,13 +88,13 @@ class TrainingPhotos(Dataset[tuple[torch.Tensor, int]]):
     def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
         view, index = key
         photo, rng = self._photos[index], np.random.default_rng((self._seed, view, index))
-        with _naming(photo):
-            picture = augment(*_opened(photo), self._side, self._settings, rng)
+        with _photo_errors(photo):
+            picture = augment(*_open_photo(photo), self._side, self._settings, rng)
         return torch.from_numpy(np.array(picture)), self.labels[index]
 
 
 class MeasuredPhotos(Dataset[torch.Tensor]):
-    """Photos through the bundle's own preprocessing: what is measured is what will be served."""
+    """Photos through the bundle's preprocessing: what is measured is what is served."""
 
     def __init__(self, photos: Sequence[Photo], preprocessing: Preprocessing) -> None:
         self._photos = photos
@@ -105,8 +105,8 @@ class MeasuredPhotos(Dataset[torch.Tensor]):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         photo, rule = self._photos[index], self._preprocessing
-        with _naming(photo):
+        with _photo_errors(photo):
             if photo.box is None:
                 return torch.from_numpy(load_pixels(read_file(photo.path), rule).copy())
-            image, part = _opened(photo)
+            image, part = _open_photo(photo)
             return torch.from_numpy(rule.apply(*image.read(part, rule.resize)).copy())

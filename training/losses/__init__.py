@@ -1,1 +1,6 @@
-"""Metric-learning losses: Proxy-ISA, its peers, and the registry that makes them by name."""
+"""Metric-learning losses: Proxy-ISA and its peers; `training.losses.registry` makes them by name."""
+
+from training.losses.proxy_anchor import ProxyAnchorLoss, ProxyAnchorSettings
+from training.losses.proxy_isa import ProxyISAGradientLoss, ProxyISALoss, ProxyISASettings
+
+__all__ = ["ProxyAnchorLoss", "ProxyAnchorSettings", "ProxyISAGradientLoss", "ProxyISALoss", "ProxyISASettings"]

@@ -1,4 +1,4 @@
-"""What our own proxy losses share: the proxies, the checks of a batch, and what a step reports about itself."""
+"""The base of our proxy losses: the proxies, the checks of a batch, and the diagnostics of a step."""
 
 import math
 from typing import NamedTuple
@@ -19,7 +19,7 @@ def draw_proxies(num_classes: int, embedding_size: int, per_class: int = 1) -> T
     """Draws the proxies of every class, those of a class next to each other: normal, variance 2 / num_classes.
 
     That is Kaiming's normal initialisation by fan out of [num_classes, embedding_size], which Proxy-Anchor uses. Every
-    loss takes it, whatever its number of proxies per class, so that one learning rate turns all proxies alike.
+    loss takes it, whatever its number of proxies per class, so that one learning rate suits all.
     """
     return torch.empty(num_classes * per_class, embedding_size).normal_(0, math.sqrt(2 / num_classes))
 
@@ -63,8 +63,8 @@ class ProxyLoss(nn.Module):
     def diagnostics(self) -> dict[str, Tensor]:
         """Describes the last batch by scalars on the device; call it before the optimiser changes the proxies.
 
-        Worked out only here, without a wait for the device. The gradients are norms over the batch of the derivative
-        by the unit embeddings, through the positive and through the negative pairs.
+        Computed only here, without synchronisation with the device. The gradients are norms over the batch of the
+        derivative by the unit embeddings, through the positive and through the negative pairs.
         """
         if self._last is None:
             return {}

@@ -17,7 +17,7 @@ class PeerLoss(nn.Module):
     """A loss of pytorch-metric-learning, and its miner if it has one, behind `loss(embeddings, labels)`.
 
     The library recasts a loss's weights in place to the type of the embeddings: one batch under autocast
-    would leave them in half precision for good. Here the embeddings follow the weights instead.
+    would leave them in half precision permanently. Here the embeddings follow the weights instead.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class PeerLoss(nn.Module):
 
 
 class PeerSettings(BaseModel):
-    """Named as in the library.
+    """Settings with the names of the library.
 
     MLRC in a description: tuned on CUB at batches of 256, for "A Metric Learning Reality Check" (Musgrave et al.,
     ECCV 2020; powerful-benchmarker, branch metric-learning, docs/papers/mlrc.md).

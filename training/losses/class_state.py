@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from training.losses.gather import copy_from_first_rank
 
 DEFAULT_TAU = 1.5
-LARGEST_QUEUE = 55_000
+MAX_QUEUE = 55_000
 EPOCHS_IN_QUEUE = 9
 HALF_DECAY_SHARE, MIN_VOLUME = 0.08, 10.0
 """Of the planned samples per class: where `volume_for` puts sigma's half-decay point; and the smallest V it returns."""
 REBUILD_EVERY = 2_000
-"""Steps between two rebuilds of the class sums: rounding errors of a running sum never pile up."""
+"""Steps between two rebuilds of the class sums: rounding errors of a running sum do not accumulate."""
 
 
 class HardnessSettings(BaseModel):
@@ -79,10 +79,10 @@ class HardnessSettings(BaseModel):
     def queue_capacity(self) -> int:
         if self.queue_size is not None:
             return self.queue_size
-        return min(LARGEST_QUEUE, EPOCHS_IN_QUEUE * (self.train_size or LARGEST_QUEUE))
+        return min(MAX_QUEUE, EPOCHS_IN_QUEUE * (self.train_size or MAX_QUEUE))
 
     def half_decay_samples(self) -> float:
-        """Clean samples of a class at which the sigmoid inside sigma is one half: E_n = V - tau in Eq. 17."""
+        """Returns the clean samples of a class at which the sigmoid in sigma is 1/2: E_n = V - tau in Eq. 17."""
         return _half_decay_samples(self.volume, self.tau)
 
 
@@ -96,7 +96,7 @@ def volume_for(planned_samples: float, tau: float = DEFAULT_TAU) -> float:
     low = max(MIN_VOLUME, 2 * tau)
     if _half_decay_samples(low, tau) >= aim:
         return low
-    high = aim + low  # Always enough: the half-decay point lies near V log(V / tau).
+    high = aim + low  # Always enough: the half-decay point is near V log(V / tau).
     while high - low > 0.01:
         middle = (low + high) / 2
         low, high = (middle, high) if _half_decay_samples(middle, tau) < aim else (low, middle)
@@ -162,7 +162,7 @@ class ClassHardness(nn.Module):
         return self.steps >= self.settings.first_filter_step
 
     def thresholds(self) -> Thresholds:
-        """S_learned (Eq. 10), S_outlier (Eq. 15), E_n (Eq. 8) and nu (Eq. 14) before the step."""
+        """Returns S_learned (Eq. 10), S_outlier (Eq. 15), E_n (Eq. 8) and nu (Eq. 14) before the step."""
         s = self.settings
         # E_n = (1 - beta^n) / (1 - beta) with beta = (V-1)/V, without cancellation.
         effective = self.seen.to(self.learned.dtype).mul_(math.log1p(-1 / s.volume)).expm1_().mul_(-s.volume)
@@ -172,7 +172,7 @@ class ClassHardness(nn.Module):
         return Thresholds(self.learned.clone(), self.learned - eta, effective, nu)
 
     def positive_weights(self, positives: Tensor, labels: Tensor, at: Thresholds) -> Tensor:
-        """omega+ of the batch's positive pairs (first line of Eq. 16); all 1 while the filter is off."""
+        """Returns omega+ of the batch's positive pairs (first line of Eq. 16); all 1 while the filter is off."""
         if not self.filter_is_on or self.settings.positive_penalty == "none":
             return torch.ones_like(positives)
         informative = (positives >= at.outlier[labels]) & (positives <= at.learned[labels])
@@ -189,7 +189,7 @@ class ClassHardness(nn.Module):
         return 1 + (1 + math.exp(-s.tau)) * (nu - 1) * torch.sigmoid(effective + s.tau - s.volume)
 
     def negative_damping(self, at: Thresholds) -> Tensor:
-        """omega- of a negative below S_outlier, for each class (second line of Eq. 16)."""
+        """Returns omega- of a negative below S_outlier, for each class (second line of Eq. 16)."""
         if self.settings.negative_penalty == "none":
             return torch.ones_like(at.effective)
         return at.effective.clamp_min(1).reciprocal_()
@@ -198,14 +198,14 @@ class ClassHardness(nn.Module):
     def update(
         self, embeddings: Tensor, labels: Tensor, positives: Tensor, own_proxies: Tensor, at: Thresholds
     ) -> None:
-        """Take in a step: filter, enqueue the clean samples, dequeue the oldest, count, refresh S_learned.
+        """Updates the state after a step: filters, enqueues clean samples, dequeues the oldest, refreshes S_learned.
 
         `embeddings` and `own_proxies` (the proxy of each sample's class) have unit length; `positives` are
         their similarities and `at` the thresholds that the loss of this step has used.
         """
-        # A comparison with NaN is false: a broken embedding spoils its own step, never the state.
+        # A comparison with NaN is false: a NaN embedding affects its own step, never the state.
         clean = positives >= (at.outlier[labels] if self.filter_is_on else -torch.inf)
-        clean = self._agreed(clean.long()).bool()
+        clean = self._from_first_rank(clean.long()).bool()
         self.seen.index_add_(0, labels, clean.long())
         if self.queue_is_on:
             self._enqueue(embeddings, labels, clean)
@@ -213,19 +213,19 @@ class ClassHardness(nn.Module):
             count = self.class_counts[labels]
             average = torch.linalg.vecdot(self.class_sums[labels], own_proxies) / count.clamp_min(1)
             refreshed = torch.where(count > 0, average * self.settings.hardness_scale, self.learned[labels])
-            self.learned.index_copy_(0, labels, self._agreed(refreshed))
+            self.learned.index_copy_(0, labels, self._from_first_rank(refreshed))
         self.steps += 1
         if self.steps % REBUILD_EVERY == 0:
             self.rebuild_sums()
 
-    def _agreed(self, decided: Tensor) -> Tensor:
-        """Rank 0's decision: sums that GPUs round differently must not make the ranks' states part."""
+    def _from_first_rank(self, decided: Tensor) -> Tensor:
+        """Returns rank 0's values: GPUs round sums differently, and the states of all ranks must stay equal."""
         if self.joined:
             copy_from_first_rank(decided)
         return decided
 
     def join_ranks(self, *parameters: Tensor) -> None:
-        """Start every rank from rank 0's state and parameters; does so once."""
+        """Copies rank 0's state and parameters to every rank, once."""
         if self.joined:
             return
         steps = torch.tensor(self.steps, device=self.seen.device)
@@ -257,6 +257,6 @@ class ClassHardness(nn.Module):
 
     @torch.no_grad()
     def rebuild_sums(self) -> None:
-        """Count and add up the queue afresh."""
+        """Recomputes counts and sums from the queue."""
         self.class_sums.zero_().index_add_(0, self.queue_labels, self.queue)
         self.class_counts.zero_().index_add_(0, self.queue_labels, torch.ones_like(self.queue[:, 0]))

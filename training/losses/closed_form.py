@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-SMALLEST_NORM = 1e-12
+MIN_NORM = 1e-12
 
 
 class Pairs(NamedTuple):
@@ -43,9 +43,9 @@ class Damping(NamedTuple):
 @torch.no_grad()
 def compare(embeddings: Tensor, proxies: Tensor, labels: Tensor) -> Pairs:
     """Returns the cosines of the embeddings to all proxies, and what the terms need to know about them."""
-    norms = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True).clamp_min_(SMALLEST_NORM)
+    norms = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True).clamp_min_(MIN_NORM)
     inputs = embeddings / norms
-    lengths = torch.linalg.vector_norm(proxies, dim=1, keepdim=True).clamp_min_(SMALLEST_NORM)
+    lengths = torch.linalg.vector_norm(proxies, dim=1, keepdim=True).clamp_min_(MIN_NORM)
     inverse_norms = lengths.reciprocal_()
     # [C, m]: a class is a contiguous row, and scaling it costs less than a copy of normalised proxies.
     similarity = (proxies @ inputs.T).mul_(inverse_norms)
@@ -81,7 +81,7 @@ def repel(
 ) -> Evaluation:
     """Computes the negative term: the mean over all classes of log(1 + sum of exp(alpha (delta + S))).
 
-    Weights act as in `attract`. The slopes of positive pairs are 0. A class that owns the whole batch has no
+    Weights act as in `attract`. The slopes of positive pairs are 0. A class that has the whole batch has no
     negatives: it adds nothing to the sum, and its mean weight counts as 1, which is how Proxy-Anchor's 1/C treats it.
     """
     means, scale = torch.ones_like(pairs.counts), None

@@ -1,8 +1,8 @@
 """One batch out of the batches of all ranks, so that a stateful loss is the same on every rank.
 
 Every rank computes the loss of the joint batch X = [x_1 ... x_N] with the same proxies P, so dL/dP is already
-whole on each of them and averaging it (DistributedDataParallel does) changes nothing. A backbone however only
-sees its own rows: averaging gives (1/N) sum_r (dL/dx_r)(dx_r/dtheta), N times too little. The gather therefore
+complete on each of them and averaging it (DistributedDataParallel does) changes nothing. A backbone however only
+sees its own rows: averaging gives (1/N) sum_r (dL/dx_r)(dx_r/dtheta), a factor of N too small. The gather therefore
 multiplies the gradient of its own rows by N, and the average is the gradient of one process on the joint
 batch. No communication is needed in backward.
 
@@ -19,12 +19,12 @@ from torch.nn.functional import pad
 
 
 def ranks() -> int:
-    """How many processes train together."""
+    """Returns how many processes train together."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def gather_rows(rows: Tensor, sizes: list[int]) -> Tensor:
-    """The rows of all ranks in rank order; `sizes` says how many each has."""
+    """Returns the rows of all ranks in rank order; `sizes` are their numbers."""
     padded = pad(rows, [0, 0] * (rows.dim() - 1) + [0, max(sizes) - len(rows)]).contiguous()
     parts = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(parts, padded)
@@ -44,7 +44,7 @@ class _GatherWithGradient(torch.autograd.Function):
 
 
 def gather_batch(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The joint batch of all ranks, whose local batches may differ in size."""
+    """Returns the joint batch of all ranks, whose local batches may differ in size."""
     size = torch.tensor([len(labels)], device=labels.device)
     per_rank = [torch.empty_like(size) for _ in range(ranks())]
     dist.all_gather(per_rank, size)
@@ -54,6 +54,6 @@ def gather_batch(embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def copy_from_first_rank(*tensors: Tensor) -> None:
-    """Overwrite tensors with rank 0's: atomic additions on a GPU round differently from rank to rank."""
+    """Overwrites tensors with rank 0's: atomic additions on a GPU round differently from rank to rank."""
     for tensor in tensors:
         dist.broadcast(tensor, src=0)

@@ -1,4 +1,4 @@
-"""Losses by name: what a configuration file may ask for."""
+"""The registry of losses by name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,28 +25,28 @@ _LOSSES: dict[str, tuple[type[BaseModel], Builder]] = {
 
 
 def loss_names() -> list[str]:
-    """Every name that `make_loss` accepts."""
+    """Returns every name that `make_loss` accepts."""
     return list(_LOSSES)
 
 
 def learns_from_pairs(name: str) -> bool:
-    """Whether loss `name` compares the embeddings of a batch with each other and so needs several per class."""
+    """Returns whether loss `name` compares the embeddings of a batch with each other and so needs several per class."""
     _entry(name)
     return name in ON_PAIRS
 
 
 def setting_names(name: str) -> list[str]:
-    """Every setting of loss `name`."""
+    """Returns every setting of loss `name`."""
     return list(_entry(name)[0].model_fields)
 
 
 def parse_loss_settings(name: str, settings: Mapping[str, Any]) -> BaseModel:
-    """The validated settings of loss `name`."""
+    """Validates the settings of loss `name`."""
     return parse_settings(_entry(name)[0], name, None, settings)
 
 
 def make_loss(name: str, num_classes: int, embedding_size: int, settings: Mapping[str, Any]) -> nn.Module:
-    """The loss `name`, called as `loss(embeddings, labels)`; its learnable parts are its `parameters()`."""
+    """Makes the loss `name`, called as `loss(embeddings, labels)`; its learnable parts are its `parameters()`."""
     model, build = _entry(name)
     return build(num_classes, embedding_size, parse_settings(model, name, None, settings))
 

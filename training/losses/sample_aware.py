@@ -1,4 +1,4 @@
-"""What Proxy-ISA and its weights on Proxy-NCA share: the class state, the order of a step, the shares of pairs."""
+"""The base of Proxy-ISA and of its weights on Proxy-NCA: the class state, the order of a step, the diagnostics."""
 
 from typing import Any, ClassVar, NamedTuple
 

@@ -1,4 +1,4 @@
-"""Checks of what a caller hands to a loss: settings when it is made, a batch when it is called."""
+"""Checks the arguments of a loss: settings when it is made, a batch when it is called."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -13,10 +13,10 @@ Settings = TypeVar("Settings", bound=BaseModel)
 
 
 def parse_settings(model: type[Settings], loss: str, settings: Settings | None, changes: Mapping[str, Any]) -> Settings:
-    """The validated settings of a loss: a settings object, changes to it by name, or both."""
-    given = settings.model_dump() if settings is not None else {}
+    """Validates the settings of a loss: a settings object, changes to it by name, or both."""
+    base = settings.model_dump() if settings is not None else {}
     try:
-        return model(**{**given, **changes})
+        return model(**{**base, **changes})
     except ValidationError as error:
         problems = [_problem(detail["loc"], detail) for detail in error.errors()]
         known = ", ".join(model.model_fields) or "none"
@@ -35,7 +35,7 @@ def _problem(place: tuple[int | str, ...], detail: Mapping[str, Any]) -> str:
 
 
 def check_batch(embeddings: Tensor, labels: Tensor, num_classes: int, embedding_size: int) -> Tensor:
-    """The labels as int64 on the embeddings' device, after checks of shapes, types and range."""
+    """Checks shapes, types and range, and returns the labels as int64 on the embeddings' device."""
     if embeddings.dim() != 2 or embeddings.shape[1] != embedding_size or len(embeddings) == 0:
         raise TrainingError(
             f"The loss expects embeddings of shape [batch, {embedding_size}], got {list(embeddings.shape)}.",
@@ -47,15 +47,15 @@ def check_batch(embeddings: Tensor, labels: Tensor, num_classes: int, embedding_
             "Pass labels as a vector.",
         )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TrainingError(f"Labels must be whole numbers, got {labels.dtype}.", "Number the classes from 0.")
+        raise TrainingError(f"Labels must be integers, got {labels.dtype}.", "Number the classes from 0.")
     labels = labels.long()
     inside = (labels >= 0) & (labels < num_classes)
     if labels.device.type == "cuda":
-        # Reading the answer would stall the GPU at every step: let the GPU itself stop the run.
-        torch._assert_async(inside.all(), f"a label lies outside 0..{num_classes - 1}")
+        # Reading the result would stall the GPU at every step: let the GPU stop the run.
+        torch._assert_async(inside.all(), f"a label is outside 0..{num_classes - 1}")
     elif not inside.all():
         raise TrainingError(
-            f"Label {labels[~inside][0].item()} lies outside 0..{num_classes - 1}.",
+            f"Label {labels[~inside][0].item()} is outside 0..{num_classes - 1}.",
             "Number the training classes from 0 and make the loss with their number as num_classes.",
         )
     return labels.to(embeddings.device)

@@ -1,5 +1,6 @@
-"""One self-contained page about a training run: its figures, its worst answers as photos, the space it learned."""
+"""Self-contained HTML pages: about a training run, and about a study."""
 
 from training.report.page import write_report
+from training.report.study_page import write_study_page
 
-__all__ = ["write_report"]
+__all__ = ["write_report", "write_study_page"]

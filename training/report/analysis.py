@@ -1,4 +1,4 @@
-"""Everything that the page tells, worked out from a run and its photos: each photo is embedded once."""
+"""Computes everything that the page of a run shows; each photo is embedded once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from index.evaluation.metrics import retrieval_metrics
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
-from training.data.dataset import DataSet, Photo
+from training.data import DataSet, Photo
 from training.devices import choose_device
 from training.errors import TrainingError
 from training.evaluation import embed_photos, torch_embedder
-from training.report.learned import LearnedClasses, learned_classes, proxies_of, proxy_owners
-from training.report.neighbors import Answers
+from training.report.learned import LearnedClasses, learned_classes, proxy_owners, read_proxies
+from training.report.neighbors import SearchResults
 from training.report.space import Similarity, class_similarity, map_to_plane, proxy_similarity, sample_photos
 from training.setup import train_validation_split
 
 Floats = NDArray[np.float32]
-Progress = Callable[..., None]
-"""Of (done, total, title), such as a progress bar's."""
+ReportProgress = Callable[[int, int, str], None]
+"""Progress callback: (done, total, title)."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,13 @@ class Proxies:
 
     similarity: Similarity
     classes: Sequence[str] | None = None
-    """In the order of the loss; None when the photos at hand are not of the classes that the run learned."""
+    """In the order of the loss; None when the given photos are not of the classes that the run learned."""
     among_photos: PlaneMap | None = None
 
 
 @dataclass(frozen=True)
-class Study:
-    """A run under the magnifying glass."""
+class RunAnalysis:
+    """What the page of a run shows."""
 
     run: RunFolder
     config: TrainingConfig
@@ -56,23 +56,19 @@ class Study:
     validated: bool
     """Whether classes were held out to choose the epoch."""
     newest: int
-    """The last finished epoch; the proxies and the state of the loss are of this moment."""
+    """The last finished epoch, whose proxies and loss state are shown."""
     chosen: dict[str, Any]
     """The record of the epoch whose model is kept."""
     measured: dict[str, float]
-    """The kept model on the photos at hand."""
-    answers: Answers
+    """The kept model's figures on the given photos."""
+    results: SearchResults
     space: PlaneMap | None
     similarity: Similarity
     proxies: Proxies | None
     classes: LearnedClasses | None
 
-    @property
-    def test(self) -> tuple[Photo, ...]:
-        return self.data.test
 
-
-def study_run(run: RunFolder, data: DataSet, on_progress: Progress) -> Study:
+def analyse_run(run: RunFolder, data: DataSet, on_progress: ReportProgress) -> RunAnalysis:
     """Embeds the test photos with the kept model, and training photos with the model that the proxies belong to."""
     config, model, checkpoint = run.config, run.model(), run.load_checkpoint()
     if checkpoint is None:
@@ -82,7 +78,7 @@ def study_run(run: RunFolder, data: DataSet, on_progress: Progress) -> Study:
         )
     progress, loss_state = checkpoint["progress"], checkpoint["work"]["loss"]
     labels = [photo.label for photo in data.test]
-    vectors = _embedded(model, config, data.test, "Embedding the test photos", on_progress)
+    vectors = _embed(model, config, data.test, "Embedding the test photos", on_progress)
     model.load_state_dict(checkpoint["work"]["model"])
     proxies = _proxies(model, config, data, loss_state, on_progress)
     shown = sample_photos(labels)
@@ -92,14 +88,14 @@ def study_run(run: RunFolder, data: DataSet, on_progress: Progress) -> Study:
     validated = any(name.startswith("validation.") for name in history[0])
     kept = progress["best_epoch" if validated else "epoch"]
     record = next(record for record in history if record["epoch"] == kept)
-    return Study(
+    return RunAnalysis(
         run=run,
         config=config,
         data=data,
         history=history,
         validated=validated,
         newest=progress["epoch"],
-        # Only a finished run has measured it on the test classes for sure.
+        # Only a finished run is certain to have measured it on the test classes.
         chosen=_figures(run.result()) if run.is_finished else record,
         measured=retrieval_metrics(
             vectors,
@@ -107,7 +103,7 @@ def study_run(run: RunFolder, data: DataSet, on_progress: Progress) -> Study:
             is_query=[photo.is_query for photo in data.test],
             is_gallery=[photo.is_gallery for photo in data.test],
         ),
-        answers=Answers(vectors, data.test),
+        results=SearchResults(vectors, data.test),
         space=None if plane is None else PlaneMap(plane, [labels[place] for place in shown]),
         similarity=class_similarity(vectors, labels),
         proxies=proxies,
@@ -121,10 +117,14 @@ def _figures(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _proxies(
-    model: EmbeddingModel, config: TrainingConfig, data: DataSet, loss_state: dict[str, Any], on_progress: Progress
+    model: EmbeddingModel,
+    config: TrainingConfig,
+    data: DataSet,
+    loss_state: dict[str, Any],
+    on_progress: ReportProgress,
 ) -> Proxies | None:
-    """The loss's proxies, if it has any; `model` must be of the same checkpoint."""
-    vectors = proxies_of(loss_state)
+    """Returns the loss's proxies, if it has any; `model` must be of the same checkpoint."""
+    vectors = read_proxies(loss_state)
     if vectors is None:
         return None
     photos, _ = train_validation_split(config, data)
@@ -143,13 +143,13 @@ def _map_of_training(
     photos: Sequence[Photo],
     proxies: Floats,
     owners: Sequence[str],
-    on_progress: Progress,
+    on_progress: ReportProgress,
 ) -> PlaneMap | None:
     sample = [photos[place] for place in sample_photos([photo.label for photo in photos])]
     labels = [photo.label for photo in sample]
-    vectors = _embedded(model, config, sample, "Embedding training photos", on_progress)
-    there = set(labels)
-    kept = [place for place, owner in enumerate(owners) if owner in there]
+    vectors = _embed(model, config, sample, "Embedding training photos", on_progress)
+    sampled = set(labels)
+    kept = [place for place, owner in enumerate(owners) if owner in sampled]
     on_progress(0, 1, "Mapping photos and proxies")
     plane = map_to_plane(np.concatenate([vectors, proxies[kept]]))
     if plane is None:
@@ -157,15 +157,15 @@ def _map_of_training(
     return PlaneMap(plane[: len(sample)], labels, plane[len(sample) :], [owners[place] for place in kept])
 
 
-def _embedded(
-    model: EmbeddingModel, config: TrainingConfig, photos: Sequence[Photo], title: str, on_progress: Progress
+def _embed(
+    model: EmbeddingModel, config: TrainingConfig, photos: Sequence[Photo], title: str, on_progress: ReportProgress
 ) -> Floats:
     device = choose_device()
     embed = torch_embedder(model.to(device).eval(), device)
     vectors = embed_photos(photos, config.preprocessing, embed, lambda done, total: on_progress(done, total, title))
     if not np.isfinite(vectors).all():
         raise TrainingError(
-            "The model's vectors are not numbers: its training has diverged.",
+            "The model's vectors are not finite: its training diverged.",
             "Train again with a lower optimiser.learning_rate; metrics.jsonl shows when it happened.",
         )
     return vectors

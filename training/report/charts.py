@@ -1,86 +1,70 @@
-"""Charts as inline SVG in the page's own colours, so that they follow light, dark and print."""
+"""Charts as inline SVG, drawn by Matplotlib in the page's colours, so that they follow light, dark and print."""
 
-import base64
+import colorsys
 import io
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
 import numpy as np
+from markupsafe import Markup
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_hex
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
-from PIL import Image
 
-_WIDTH, _HEIGHT = 360, 220
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 20, 36
-_STAR = "M0-5 1.2-1.6 4.8-1.5 1.9.6 2.9 4 0 2-2.9 4-1.9.6-4.8-1.5-1.2-1.6Z"
-_NEAR, _FAR = (16, 152, 112), (205, 92, 62)
-"""Of a heat map: positive and negative cosines, visible on both grounds."""
-_GOLDEN_ANGLE = 137.508
+_PALETTE = ("#0b7a5a", "#2f6db5", "#b7791f", "#8a4fa8", "#b0413e")
+_INK, _SOFT_INK, _GRID = "#13201b", "#5a6a63", "#dbe4df"
+_VARIABLES = dict(zip(_PALETTE, ("accent", "c2", "c3", "c4", "c5"), strict=True))
+_VARIABLES |= {_INK: "ink", _SOFT_INK: "soft-ink", _GRID: "line"}
+"""Colours of style.css in its light theme, with their variables: the SVG refers to the variables."""
+_NEAR, _FAR = "#109870", "#cd5c3e"
+"""Of a heat map: positive and negative cosines, visible on both backgrounds."""
+_GOLDEN_ANGLE = 137.508 / 360
+_MAX_DOTS = 24
+_TOOLTIP = "tooltip "
+"""Begins the group id of dots that show the rest of the id under the pointer."""
+_STYLE: dict[Any, Any] = {
+    "axes.autolimit_mode": "round_numbers",
+    "axes.xmargin": 0,
+    "axes.ymargin": 0,
+    "figure.constrained_layout.use": True,
+    "figure.facecolor": "none",
+    "font.size": 11,
+    "svg.fonttype": "none",
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), _SOFT_INK),
+}
 
 Points = Sequence[tuple[float, float]]
 
 
 class Line(NamedTuple):
-    """A named curve; its style is a number of the page's palette."""
+    """A named curve; its style is a number from 1, of the palette as far as that goes."""
 
     name: str
     points: Points
     style: int
     dashed: bool = False
 
+    @property
+    def colour(self) -> str:
+        return _PALETTE[self.style - 1] if self.style <= len(_PALETTE) else _distinct_colour(self.style)
 
-class Axes:
-    """The frame of a chart: ranges, ticks, and where a value lies."""
-
-    def __init__(self, xs: Sequence[float], ys: Sequence[float], label: str, show: Callable[[float], str]) -> None:
-        lone = 0.5 if min(xs) == max(xs) else 0.0
-        self._left, self._right = min(xs) - lone, max(xs) + lone
-        # Epochs, samples and classes are counted: there is none in between.
-        self._x_ticks = [tick for tick in _ticks((self._left, self._right)) if tick.is_integer()]
-        self._y_ticks = _ticks(ys, cover=True)
-        self._low, self._high = self._y_ticks[0], self._y_ticks[-1]
-        self._label, self._show = label, show
-
-    def x(self, value: float) -> float:
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * (value - self._left) / (self._right - self._left)
-
-    def y(self, value: float) -> float:
-        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * (value - self._low) / (self._high - self._low)
-
-    def path(self, points: Points) -> str:
-        return "M" + "L".join(f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points)
-
-    def drawn(self) -> str:
-        floor = _HEIGHT - _BOTTOM
-        parts = [
-            f'<path class="grid" d="M{_LEFT} {self.y(tick):.1f}H{_WIDTH - _RIGHT}"/>'
-            f'<text x="{_LEFT - 6}" y="{self.y(tick) + 3.5:.1f}" text-anchor="end">{self._show(tick)}</text>'
-            for tick in self._y_ticks
-        ]
-        parts += [
-            f'<text x="{self.x(tick):.1f}" y="{floor + 15}" text-anchor="middle">{tick:g}</text>'
-            for tick in self._x_ticks
-        ]
-        middle = (_LEFT + _WIDTH - _RIGHT) / 2
-        return (
-            "".join(parts) + f'<text x="{middle}" y="{_HEIGHT - 4}" text-anchor="middle">{escape(self._label)}</text>'
-        )
+    @property
+    def css_colour(self) -> str:
+        return f"var(--{_VARIABLES[self.colour]})" if self.colour in _VARIABLES else self.colour
 
 
-def _ticks(values: Sequence[float], *, cover: bool = False) -> list[float]:
-    """Round numbers over a range: within it, or with `cover` from below its lowest to above its highest."""
-    low, high = min(values), max(values)
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
-        low, high = min(0.0, 2 * low), max(0.0, 2 * high) if low or high else 1.0
-    size: float = 10.0 ** math.floor(math.log10((high - low) / 4))
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if (high - low) / (size * factor) <= 5)
-    if cover:
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    else:
-        first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-    return [round(number * step, 12) for number in range(first, last + 1)]
+class Chart(NamedTuple):
+    """What the page's template needs for a figure; a legend names two lines or more."""
+
+    title: str
+    svg: Markup
+    note: str = ""
+    legend: Sequence[Line] = ()
 
 
 def as_percent(value: float) -> str:
@@ -91,73 +75,63 @@ def as_number(value: float) -> str:
     return f"{value:g}"
 
 
+@rc_context(_STYLE)
 def line_chart(
     title: str,
     lines: Sequence[Line],
     *,
-    x_label: str,
+    x_label: str = "epoch",
     show: Callable[[float], str] = as_number,
+    thin: Sequence[Line] = (),
     marks: Sequence[tuple[float, str]] = (),
     shares: Points = (),
     filled: bool = False,
     note: str = "",
-) -> str:
-    """Curves over a common x.
+) -> Chart | None:
+    """Draws curves over a common x, and `thin` ones that have no name; None when no curve has a finite value.
 
-    `marks` are upright lines with a word; `shares` are bars from the floor, of a height from 0 to 1 of a third of
-    the chart; `filled` tints what lies between the first two curves.
+    `marks` are vertical lines with a word; `shares` are bars from the x-axis, of a height from 0 to 1 of a third of
+    the chart; `filled` tints the area between the first two curves.
     """
-    lines = [line._replace(points=[p for p in line.points if math.isfinite(p[1])]) for line in lines]
+    lines = [line._replace(points=[point for point in line.points if math.isfinite(point[1])]) for line in lines]
     lines = [line for line in lines if line.points]
     if not lines:
-        return ""
-    values = [y for line in lines for _, y in line.points]
-    places = [x for line in lines for x, _ in line.points] + [x for x, _ in marks]
-    axes = Axes(places, values, x_label, show)
-    parts = [axes.drawn()]
+        return None
+    figure, axes = _new_axes(height=220)
+    axes.grid(axis="y", color=_GRID)
+    axes.tick_params(length=0, pad=8)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(lambda value, _: show(round(value, 12)))
+    axes.set_xlabel(x_label)
+    for line in thin:
+        axes.plot(*zip(*line.points, strict=True), color=line.colour, linewidth=0.8, alpha=0.55)
+    for line in lines:
+        marker = "o" if len(line.points) <= _MAX_DOTS else ""
+        (curve,) = axes.plot(*zip(*line.points, strict=True), color=line.colour, linewidth=2, marker=marker, ms=4)
+        curve.set(linestyle=(0, (2.5, 2)) if line.dashed else "solid", clip_on=False)
     if filled:
-        around = [*lines[0].points, *reversed(lines[1].points)]
-        parts.append(f'<path class="band" d="{axes.path(around)}Z"/>')
-    floor, room = _HEIGHT - _BOTTOM, (_HEIGHT - _TOP - _BOTTOM) / 3
-    parts += [f'<path class="share" d="M{axes.x(x):.1f} {floor}V{floor - room * y:.1f}"/>' for x, y in shares]
+        xs, upper = zip(*lines[0].points, strict=True)
+        axes.fill_between(xs, upper, [y for _, y in lines[1].points], color=_PALETTE[0], alpha=0.14, linewidth=0)
+    if shares:
+        places, heights = np.array(shares).T
+        floor = axes.get_xaxis_transform()
+        axes.vlines(places, 0, heights / 3, colors=_SOFT_INK, alpha=0.55, linewidth=3, transform=floor)
     for x, word in marks:
-        end = axes.x(x) > _WIDTH * 0.6
-        place, anchor = axes.x(x) + (-4 if end else 4), "end" if end else "start"
-        parts.append(f'<path class="mark-line" d="M{axes.x(x):.1f} {_TOP - 14}V{floor}"/>')
-        parts.append(f'<text x="{place:.1f}" y="{_TOP - 7}" text-anchor="{anchor}">{escape(word)}</text>')
-    parts += [draw_curve(axes, line) for line in lines]
-    told = "; ".join(f"{line.name} from {show_end(line, 0, show)} to {show_end(line, -1, show)}" for line in lines)
-    return draw_figure(title, f"{title}: {told}.", "".join(parts), draw_legend(lines), note=note)
+        axes.axvline(x, color=_SOFT_INK, linestyle=":", linewidth=1)
+        left, right = axes.get_xlim()
+        align, shift = ("right", -4) if x > left + 0.6 * (right - left) else ("left", 4)
+        axes.annotate(word, (x, 1), (shift, 3), axes.get_xaxis_transform(), "offset points", ha=align)
+    ends = "; ".join(f"{line.name} from {_end(line, 0, show)} to {_end(line, -1, show)}" for line in lines)
+    return Chart(title, _inline_svg(figure, title, f"{title}: {ends}."), note, lines if len(lines) > 1 else ())
 
 
-def show_end(line: Line, end: int, show: Callable[[float], str]) -> str:
-    """The first or last value of a curve, in few digits."""
+def _end(line: Line, end: int, show: Callable[[float], str]) -> str:
+    """Formats the first or last value of a curve with few digits."""
     return show(float(f"{line.points[end][1]:.3g}"))
 
 
-def draw_curve(axes: Axes, line: Line) -> str:
-    dashes = ' stroke-dasharray="5 4"' if line.dashed else ""
-    drawn = f'<path class="line c{line.style}"{dashes} d="{axes.path(line.points)}"/>' if len(line.points) > 1 else ""
-    if len(line.points) <= 24:
-        drawn += "".join(
-            f'<circle class="dot c{line.style}" cx="{axes.x(x):.1f}" cy="{axes.y(y):.1f}" r="2.4"/>'
-            for x, y in line.points
-        )
-    return drawn
-
-
-def draw_legend(lines: Sequence[Line]) -> str:
-    if len(lines) < 2:
-        return ""
-    dashes = ' stroke-dasharray="5 4"'
-    items = "".join(
-        f'<li><svg class="key" viewBox="0 0 22 8" aria-hidden="true"><path class="line c{line.style}"'
-        f'{dashes if line.dashed else ""} d="M1 4H21"/></svg>{escape(line.name)}</li>'
-        for line in lines
-    )
-    return f'<ul class="legend">{items}</ul>'
-
-
+@rc_context(_STYLE)
 def point_map(
     title: str,
     plane: NDArray[np.float32],
@@ -166,58 +140,68 @@ def point_map(
     stars: NDArray[np.float32] | None = None,
     star_labels: Sequence[str] = (),
     note: str,
-) -> str:
-    """Dots in the unit square, a colour a class, its name under the pointer; and stars, with an outline."""
-    groups: dict[str, list[str]] = defaultdict(list)
-    for (x, y), label in zip(plane, labels, strict=True):
-        groups[label].append(f'<circle cx="{_inside(x)}" cy="{_inside(y)}" r="2.5"/>')
-    if stars is not None:
-        for (x, y), label in zip(stars, star_labels, strict=True):
-            groups[label].append(f'<path class="star" transform="translate({_inside(x)} {_inside(y)})" d="{_STAR}"/>')
-    drawn = "".join(
-        f'<g fill="hsl({number * _GOLDEN_ANGLE % 360:.0f} 52% 50%)"><title>{escape(label)}</title>{"".join(points)}</g>'
-        for number, (label, points) in enumerate(sorted(groups.items()))
-    )
+) -> Chart:
+    """Draws dots in the unit square, one colour per class, with its name under the pointer; and stars, outlined."""
+    figure, axes = _new_axes(height=360)
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+    axes.set_axis_off()
+    for number, label in enumerate(sorted({*labels, *star_labels})):
+        colour, tooltip = _distinct_colour(number), _TOOLTIP + label
+        xs, ys = plane[np.array(labels) == label].T
+        axes.scatter(xs, ys, s=20, c=[colour], linewidths=0, gid=tooltip)
+        if stars is not None:
+            xs, ys = stars[np.array(star_labels) == label].T
+            axes.scatter(xs, ys, s=70, marker="*", c=[colour], edgecolors=_INK, linewidths=0.6, gid=tooltip)
     proxies = f" and {len(star_labels):,} proxies" if stars is not None else ""
-    told = f"{title}: {len(plane):,} photos of {len(set(labels)):,} classes{proxies} as dots in a plane."
-    return draw_figure(title, told, drawn, "", size=(_WIDTH, _WIDTH), note=note)
+    description = f"{title}: {len(plane):,} photos of {len(set(labels)):,} classes{proxies} as dots in a plane."
+    return Chart(title, _inline_svg(figure, title, description), note)
 
 
-def _inside(share: float) -> str:
-    return f"{8 + (_WIDTH - 16) * share:.1f}"
+@rc_context(_STYLE)
+def heat_map(title: str, matrix: NDArray[np.float32], *, note: str) -> Chart:
+    """Draws a square of cosines; the colour fades into the background at zero, so that it suits light and dark."""
+    lowest, strongest = float(matrix.min()), float(np.abs(matrix).max())
+    # Where all are positive, the lowest value is the background: differences are what is looked for.
+    colours = [*([_FAR + "ff", _FAR + "00"] if lowest < 0 else ()), _NEAR + "00", _NEAR + "ff"]
+    places = [0.0, 0.5, 0.5, 1.0] if lowest < 0 else [0.0, 1.0]
+    fade = LinearSegmentedColormap.from_list("cosines", list(zip(places, colours, strict=True)))
+    figure, axes = _new_axes(height=390)
+    axes.set_axis_off()
+    floor = -strongest if lowest < 0 else min(lowest, strongest - 1e-6)
+    image = axes.imshow(matrix, fade, vmin=floor, vmax=strongest, interpolation="none")
+    bar = figure.colorbar(image, orientation="horizontal", aspect=45, pad=0.02, format="%.2f")
+    bar.outline.set_visible(False)
+    assert bar.solids
+    bar.solids.set_rasterized(True)
+    return Chart(title, _inline_svg(figure, title, f"Heat map of {len(matrix)} rows. {note}"), note)
 
 
-def heat_map(title: str, matrix: NDArray[np.float32], *, note: str, told: str) -> str:
-    """A square of cosines; colour fades into the ground at zero, so that it suits light and dark."""
-    # Zero is the ground, or the lowest value where all are positive: differences are what is looked for.
-    ground, lowest = max(0.0, float(matrix.min())), min(0.0, float(matrix.min()))
-    strongest = max(float(np.abs(matrix).max()), ground + 1e-6)
-    pixels = np.empty((*matrix.shape, 4), np.uint8)
-    pixels[..., :3] = np.where(matrix[..., None] >= 0, _NEAR, _FAR)
-    pixels[..., 3] = np.rint(255 * (np.abs(matrix) - ground) / (strongest - ground))
-    out = io.BytesIO()
-    Image.fromarray(pixels, "RGBA").save(out, "PNG", optimize=True)
-    zero = -lowest / (strongest - lowest)
-    scale = (
-        f'<div class="scale" aria-hidden="true"><span>{lowest or ground:.2f}</span><i style="--zero:{100 * zero:.0f}%;'
-        f'--far:{-lowest / strongest:.2f}"></i><span>{strongest:.2f}</span></div>'
-    )
-    image = f'<img class="heat" alt="{escape(told)}" src="{data_uri(out.getvalue(), "png")}">'
-    return _framed(title, image + scale, note)
+def _new_axes(*, height: int) -> tuple[Figure, Axes]:
+    """Returns axes in a figure of 360 points by `height`."""
+    figure = Figure(figsize=(360 / 72, height / 72))
+    return figure, figure.add_subplot(frame_on=False)
 
 
-def data_uri(image: bytes, kind: str) -> str:
-    """An image inside the page."""
-    return f"data:image/{kind};base64,{base64.b64encode(image).decode()}"
+def _distinct_colour(number: int) -> str:
+    return to_hex(colorsys.hls_to_rgb(number * _GOLDEN_ANGLE % 1, 0.5, 0.52))
 
 
-def draw_figure(
-    title: str, told: str, drawn: str, legend: str, *, size: tuple[int, int] = (_WIDTH, _HEIGHT), note: str = ""
-) -> str:
-    svg = f'<svg viewBox="0 0 {size[0]} {size[1]}" role="img" aria-label="{escape(told)}">{drawn}</svg>'
-    return _framed(title, svg + legend, note)
-
-
-def _framed(title: str, inside: str, note: str) -> str:
-    remark = f'<p class="quiet">{escape(note)}</p>' if note else ""
-    return f'<figure class="chart"><figcaption>{escape(title)}</figcaption>{inside}{remark}</figure>'
+def _inline_svg(figure: Figure, title: str, description: str) -> Markup:
+    """Returns the figure as an SVG element that many can stand in one page: without namespaces and common ids."""
+    file = io.StringIO()
+    with rc_context({"svg.hashsalt": title}):
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    root = ElementTree.fromstring(file.getvalue())
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        element.attrib = {name.rpartition("}")[2]: value for name, value in element.attrib.items()}
+        group = element.attrib.pop("id", "") if element.tag == "g" else ""
+        if group.startswith(_TOOLTIP):
+            tooltip = ElementTree.Element("title")
+            tooltip.text = group.removeprefix(_TOOLTIP)
+            element.insert(0, tooltip)
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": description}
+    text = ElementTree.tostring(root, encoding="unicode")
+    for colour, variable in _VARIABLES.items():
+        text = text.replace(colour, f"var(--{variable})")
+    return Markup(text)

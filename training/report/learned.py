@@ -1,4 +1,4 @@
-"""What the checkpoint knows beside the model: the loss's proxies, and how far Proxy-ISA has learned each class."""
+"""Reads the loss's state from a checkpoint: its proxies, and how far Proxy-ISA has learned each class."""
 
 from typing import Any, NamedTuple
 
@@ -12,15 +12,15 @@ from training.config import TrainingConfig
 from training.losses.class_state import ClassHardness, HardnessSettings
 
 _ROWS, _COLUMNS = ("proxies", "loss.proxies"), ("loss.W", "loss.fc")
-"""Where losses keep what stands for a class: one vector a row, or one a column."""
+"""Where losses keep the vectors of the classes: one per row, or one per column."""
 _SEVERAL = ("soft_triple", "proxy_gml")
-"""Losses with more than one proxy a class, those of a class side by side."""
+"""Losses with several proxies per class, those of a class next to each other."""
 
 Floats = NDArray[np.float32]
 
 
-def proxies_of(loss_state: dict[str, Any]) -> Floats | None:
-    """The loss's proxies as unit vectors, those of a class side by side; None for a loss on pairs."""
+def read_proxies(loss_state: dict[str, Any]) -> Floats | None:
+    """Returns the loss's proxies as unit vectors, grouped by class; None for a loss on pairs."""
     for name, value in loss_state.items():
         if name in _ROWS or name in _COLUMNS:
             rows = value if name in _ROWS else value.T
@@ -30,7 +30,7 @@ def proxies_of(loss_state: dict[str, Any]) -> Floats | None:
 
 
 def proxy_owners(config: TrainingConfig, proxies: int, classes: int) -> list[int] | None:
-    """The class number of each proxy; None when that many classes cannot be the ones that the run learned."""
+    """Returns the class number of each proxy; None when the run cannot have learned that many classes."""
     each, rest = divmod(proxies, classes)
     if rest or each < 1 or (each > 1 and config.loss.name not in _SEVERAL):
         return None
@@ -58,10 +58,10 @@ class LearnedClasses(NamedTuple):
 
 
 def learned_classes(config: TrainingConfig, loss_state: dict[str, Any]) -> LearnedClasses | None:
-    """None for a loss that does not weigh its pairs by what was learned."""
+    """Returns the state of the classes; None for a loss that does not weigh its pairs by what was learned."""
     if "hardness.seen" not in loss_state:
         return None
-    # Counters and thresholds do not depend on the schedule nor on the queue: neither is rebuilt here.
+    # Counters and thresholds depend neither on the schedule nor on the queue: neither is rebuilt here.
     known = {name: value for name, value in config.loss.settings.items() if name in HardnessSettings.model_fields}
     # V as the run used it: without a setting it follows from the planned samples.
     state = loss_state.get("hardness._extra_state", {})
@@ -84,7 +84,7 @@ def learned_classes(config: TrainingConfig, loss_state: dict[str, Any]) -> Learn
 
 
 def _decay(settings: HardnessSettings, until: float) -> Decay:
-    """As the loss itself computes them, for a class at each of some n."""
+    """Evaluates the functions with the loss's own code, one class per value of n."""
     samples = torch.from_numpy(np.unique(np.linspace(0, until, 161).round().astype(np.int64)))
     paper = settings.model_copy(update={"positive_penalty": "sigma", "negative_penalty": "inverse"})
     hardness = ClassHardness(len(samples), 1, paper)

@@ -1,4 +1,4 @@
-"""What the nearest neighbours of the test photos say: the worst queries, and the classes taken for each other."""
+"""Searches every test photo: the worst queries, and the classes that are confused most often."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from training.data.dataset import Photo
+from training.data import Photo
 from training.evaluation import photo_protocol
 
 _BLOCK = 1024
@@ -15,13 +15,13 @@ Places = NDArray[np.int64]
 
 
 class Neighbour(NamedTuple):
-    """A photo that was found, by its place in the list, and its cosine to the query."""
+    """A photo in the results, by its place in the list, and its cosine to the query."""
 
     photo: int
     score: float
 
 
-class WrongAnswer(NamedTuple):
+class WrongResult(NamedTuple):
     """A query whose nearest photo shows another class."""
 
     query: int
@@ -33,12 +33,12 @@ class WrongAnswer(NamedTuple):
 
     @property
     def margin(self) -> float:
-        """How much nearer the wrong photo is than any right one."""
+        """Returns how much nearer the wrong photo is than any right one."""
         return self.neighbours[0].score - self.right.score
 
 
 class Confusion(NamedTuple):
-    """Two classes, how many queries of either find the other first, and the surest of these mistakes."""
+    """Two classes, how many queries of either find the other first, and the mistake with the highest cosine."""
 
     classes: tuple[str, str]
     mistakes: int
@@ -46,8 +46,8 @@ class Confusion(NamedTuple):
     found: Neighbour
 
 
-class Answers:
-    """The search of every query photo among the gallery photos, by the rules that Recall@K is measured with."""
+class SearchResults:
+    """The results of every query photo among the gallery photos, by the rules that Recall@K is measured with."""
 
     def __init__(self, vectors: NDArray[np.float32], photos: Sequence[Photo]) -> None:
         self._unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -67,28 +67,28 @@ class Answers:
         return scores
 
     def _search(self, queries: Places) -> tuple[Places, NDArray[np.float32], NDArray[np.float32]]:
-        """The nearest photo of each, its score, and the best score of a right one."""
+        """Returns the nearest photo of each query, its score, and the best score of a right one."""
         scores = self._scores(queries)
         first = scores.argmax(axis=1)
         right = np.where(self._classes[self._gallery] == self._classes[queries][:, None], scores, -np.inf)
         return self._gallery[first], scores.max(axis=1), right.max(axis=1)
 
-    def worst(self, count: int, neighbours: int) -> list[WrongAnswer]:
-        """Wrong answers, those first that prefer a wrong photo to every right one by the widest margin."""
+    def worst(self, count: int, neighbours: int) -> list[WrongResult]:
+        """Returns wrong results, first those that prefer a wrong photo to every right one by the widest margin."""
         margins = self._first_score - self._right_score
         order = np.argsort(-margins, kind="stable")
         chosen = self.queries[order[self.wrong[order]][:count]]
-        return [self._wrong_answer(int(query), neighbours) for query in chosen]
+        return [self._wrong_result(int(query), neighbours) for query in chosen]
 
-    def _wrong_answer(self, query: int, count: int) -> WrongAnswer:
+    def _wrong_result(self, query: int, count: int) -> WrongResult:
         scores = self._scores(np.array([query]))[0]
         ranked = [place for place in np.argsort(-scores, kind="stable") if self._gallery[place] != query]
         found = [Neighbour(int(self._gallery[place]), float(scores[place])) for place in ranked]
         rank = next(i for i, neighbour in enumerate(found) if self._labels[neighbour.photo] == self._labels[query])
-        return WrongAnswer(query, found[:count], found[rank], rank + 1)
+        return WrongResult(query, found[:count], found[rank], rank + 1)
 
     def confusions(self, count: int) -> list[Confusion]:
-        """The pairs of classes that are taken for each other most often."""
+        """Returns the pairs of classes that are confused most often."""
         mistakes: dict[tuple[str, str], list[tuple[float, int, int]]] = defaultdict(list)
         for place in np.flatnonzero(self.wrong):
             query, found = int(self.queries[place]), int(self._first[place])

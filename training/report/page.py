@@ -1,7 +1,8 @@
-"""The page itself: one HTML file that asks nobody for anything."""
+"""The page of a training run: figures, curves, the worst queries as photos, and the embedding space."""
 
+import base64
+import os
 from collections.abc import Sequence
-from html import escape
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -10,20 +11,25 @@ from typing import Any
 import numpy as np
 import yaml
 
-from index._util.files import atomic_write_text
+from index.embedding.images import thumbnail
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
-from training.data.dataset import DataSet, counted
-from training.report.analysis import Progress, Study, study_run
-from training.report.charts import Line, as_percent, heat_map, line_chart, point_map
+from training.data import DataSet, Photo
+from training.data.dataset import count_noun
+from training.data.torch_datasets import read_photo
+from training.metric_names import metric_title
+from training.report.analysis import ReportProgress, RunAnalysis, analyse_run
+from training.report.charts import Chart, Line, as_percent, heat_map, line_chart, point_map
 from training.report.learned import LearnedClasses
-from training.report.photos import Thumbnails, confused_classes, worst_queries
+from training.report.rendering import Table, write_page
 from training.report.space import Similarity
-from training.report.template import html_page, html_table
 from training.run_logger import PAIR_SHARES
 
 _SAME = 2e-3
-"""Between figures of one model on the same photos, on another machine or with another version of the decoder."""
+"""Largest difference of a model's figures on the same photos, between machines and versions of the decoder."""
+_WORST, _NEIGHBOURS, _PAIRS = 24, 6, 12
+_SIDE = 128
+"""Of a thumbnail, in pixels."""
 LOSS_CHARTS: tuple[tuple[str, dict[str, str], str], ...] = (
     (
         "Cosines to proxies",
@@ -57,57 +63,79 @@ _NOTHING = "\u2013"
 _SIGMA, _NU, _TAU = "\u03c3", "\u03bd", "\u03c4"
 
 
-def write_report(run: RunFolder, data: DataSet, out: Path, *, spec: str, on_progress: Progress) -> None:
-    """Studies a run on its photos and writes the page; `spec` names the data in it."""
-    study = study_run(run, data, on_progress)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(out, _page(study, spec, Thumbnails(data.test)))
+def write_report(run: RunFolder, data: DataSet, out: Path, *, spec: str, on_progress: ReportProgress) -> None:
+    """Analyses a run on its photos and writes the page; `spec` names the data in it."""
+    analysis = analyse_run(run, data, on_progress)
+    name = run.path.resolve().name
+    results = analysis.results
+    worst, confusions = results.worst(_WORST, _NEIGHBOURS), results.confusions(_PAIRS)
+    found = [neighbour for row in worst for neighbour in (*row.neighbours, row.right)]
+    found += [pair.found for pair in confusions]
+    shown = [row.query for row in worst] + [pair.query for pair in confusions] + [one.photo for one in found]
+    history = _measured_history(analysis)
+    write_page(
+        out,
+        "run.html",
+        title=f"{name} · Lookalike training report",
+        command="lookalike report",
+        name=name,
+        spec=spec,
+        config=analysis.config,
+        settings=yaml.safe_dump(analysis.config.model_dump(mode="json"), sort_keys=False),
+        remarks=_remarks(analysis),
+        facts=_facts(analysis, spec),
+        before_and_after=_before_and_after(analysis),
+        course_charts=_course_charts(history, kept=analysis.chosen["epoch"]),
+        history=_history_table(history),
+        queries=len(results.queries),
+        wrong=int(results.wrong.sum()),
+        worst=worst,
+        confusions=confusions,
+        photos=data.test,
+        paths=_relative_paths(data.test),
+        thumbnails={place: _thumbnail(data.test[place]) for place in dict.fromkeys(shown)},
+        side=_SIDE,
+        space_charts=_space_charts(analysis),
+        newest=analysis.newest,
+        class_charts=_class_charts(analysis),
+        class_table=_class_table(analysis.classes) if analysis.classes else None,
+    )
 
 
-def _page(study: Study, spec: str, thumbnails: Thumbnails) -> str:
-    sections = {
-        "result": ("Result", _result(study, spec)),
-        "course": ("Course", _course(study)),
-        "worst": ("Worst queries", worst_queries(study, thumbnails)),
-        "confused": ("Confused classes", confused_classes(study, thumbnails)),
-        "space": ("Embedding space", _space(study)),
-        "classes": ("Learned classes", _classes(study)),
-    }
-    title = f"{study.run.path.resolve().name} · Lookalike training report"
-    return html_page(title, sections, made_by="lookalike report", tail=thumbnails.store())
+# --- the photos ---
 
 
-# --- the result and the way to it ---
+def _relative_paths(photos: Sequence[Photo]) -> list[str]:
+    """Returns the photos' paths below the folder that they share."""
+    root = os.path.commonpath([photo.path.absolute().parent for photo in photos])
+    return [os.path.relpath(photo.path.absolute(), root) for photo in photos]
 
 
-def _result(study: Study, spec: str) -> str:
-    config, chosen = study.config, study.chosen
-    seen, unseen = ({photo.label for photo in photos} for photos in (study.data.train, study.test))
-    set_ = ", ".join(f"{name} {value}" for name, value in config.loss.settings.items())
-    speeds = [record["photos_per_second"] for record in study.history if "photos_per_second" in record]
-    facts = {
-        "Data": f"{spec}: {counted(len(study.data.train), 'photo', 'photos')} of {len(seen):,} classes to learn, "
-        f"{len(study.test):,} of {len(unseen):,} others to measure",
+def _thumbnail(photo: Photo) -> str:
+    """Returns a small version of the photo as a data URI."""
+    return "data:image/jpeg;base64," + base64.b64encode(thumbnail(read_photo(photo, _SIDE), _SIDE)).decode()
+
+
+# --- the result and its history ---
+
+
+def _facts(analysis: RunAnalysis, spec: str) -> dict[str, str]:
+    config, data = analysis.config, analysis.data
+    learned, measured = (len({photo.label for photo in photos}) for photos in (data.train, data.test))
+    overrides = ", ".join(f"{name} {value}" for name, value in config.loss.settings.items())
+    speeds = [record["photos_per_second"] for record in analysis.history if "photos_per_second" in record]
+    return {
+        "Data": f"{spec}: {count_noun(len(data.train), 'photo', 'photos')} of {learned:,} classes to learn, "
+        f"{len(data.test):,} of {measured:,} others to measure",
         "Backbone": f"{config.backbone.name}, {config.backbone.embedding_size} dimensions, "
         f"{config.preprocessing.input_size} pixels",
-        "Loss": f"{config.loss.name} ({set_ or 'settings as they come'})",
-        "Training": f"{counted(config.epochs, 'epoch', 'epochs')}, batches of {config.sampling.batch_size}, "
+        "Loss": f"{config.loss.name} ({overrides or 'default settings'})",
+        "Training": f"{count_noun(config.epochs, 'epoch', 'epochs')}, batches of {config.sampling.batch_size}, "
         f"{config.optimiser.name} at {config.optimiser.learning_rate:g}, {config.schedule.kind}" + _cached_part(config),
-        "Kept": f"epoch {chosen['epoch']}, " + _reason(study),
+        "Kept": f"epoch {analysis.chosen['epoch']}, " + _reason(analysis),
         "Speed": f"{median(speeds):,.0f} photos per second" if speeds else "no epoch finished",
         "Page made with": ", ".join(f"{package} {version(package)}" for package in ("lookalike", "torch", "timm")),
     }
-    listed = "".join(f"<dt>{name}</dt><dd>{escape(value)}</dd>" for name, value in facts.items())
-    settings = escape(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-    remarks = "".join(f"<li>{escape(remark)}</li>" for remark in _remarks(study))
-    return f"""<div><h1>{escape(study.run.path.resolve().name)}</h1>
-<p class="lead">{escape(config.backbone.name)} trained with {escape(config.loss.name)} on {escape(spec)}</p></div>
-{f'<ul class="remarks quiet">{remarks}</ul>' if remarks else ""}
-<div class="result">
-<div class="card">{_before_and_after(study)}</div>
-<div class="card"><dl class="facts">{listed}</dl></div>
-</div>
-<details><summary>All settings</summary><pre tabindex="0">{settings}</pre></details>"""
 
 
 def _cached_part(config: TrainingConfig) -> str:
@@ -116,101 +144,86 @@ def _cached_part(config: TrainingConfig) -> str:
     return ", only the head" if config.cached_stage is None else f", stages {config.cached_stage}: and the head"
 
 
-def _reason(study: Study) -> str:
-    if study.validated:
-        return f"the best {_title(study.config.selection.metric)} on the validation classes"
+def _reason(analysis: RunAnalysis) -> str:
+    if analysis.validated:
+        return f"the best {metric_title(analysis.config.selection.metric)} on the validation classes"
     return "the newest, for no classes were held out to choose"
 
 
-def _remarks(study: Study) -> list[str]:
-    remarks = list(study.data.remarks)
-    if not study.run.is_finished:
-        remarks.append(f"The run has not finished: it stands at epoch {study.newest} of {study.config.epochs}.")
-    if study.proxies and study.proxies.classes is None:
+def _remarks(analysis: RunAnalysis) -> list[str]:
+    remarks = list(analysis.data.remarks)
+    if not analysis.run.is_finished:
+        remarks.append(f"The run has not finished: it stands at epoch {analysis.newest} of {analysis.config.epochs}.")
+    if analysis.proxies and analysis.proxies.classes is None:
         remarks.append("The photos to learn from are not those of this run, so its proxies are shown without them.")
     return remarks
 
 
-def _before_and_after(study: Study) -> str:
-    names = [name for name in study.measured if name in study.history[0]]
-    columns = [("untrained", study.history[0]), (f"epoch {study.chosen['epoch']}", study.chosen)]
-    # The run has measured on its own photos; these may be others, or the run is in the middle of an epoch.
-    if any(abs(study.chosen.get(name, -1) - study.measured[name]) > _SAME for name in names):
-        columns.append(("for this page", study.measured))
-    return html_table(
-        ["On classes never trained", *(title for title, _ in columns)],
-        [[_title(name), *(_percent(record.get(name)) for _, record in columns)] for name in names],
-    )
-
-
-def _title(name: str) -> str:
-    return name.replace("recall", "Recall").replace("map@r", "MAP@R").replace("validation.", "validation ")
+def _before_and_after(analysis: RunAnalysis) -> Table:
+    untrained, chosen, measured = analysis.history[0], analysis.chosen, analysis.measured
+    names = [name for name in measured if name in untrained]
+    columns = [("untrained", untrained), (f"epoch {chosen['epoch']}", chosen)]
+    # The run was measured on its own photos; these may be others, or the run is in the middle of an epoch.
+    if any(abs(chosen.get(name, -1) - measured[name]) > _SAME for name in names):
+        columns.append(("for this page", measured))
+    rows = [[metric_title(name), *(_percent(record.get(name)) for _, record in columns)] for name in names]
+    return ["On classes never trained", *(title for title, _ in columns)], rows
 
 
 def _percent(value: float | None) -> str:
     return _NOTHING if value is None else f"{100 * value:.1f} %"
 
 
-def _course(study: Study) -> str:
-    # The kept epoch may have been measured on the test classes only at the end.
-    kept = study.chosen["epoch"]
-    history = [study.chosen if record["epoch"] == kept else record for record in study.history]
+def _measured_history(analysis: RunAnalysis) -> list[dict[str, Any]]:
+    """Returns the history; the kept epoch may have been measured on the test classes only at the end."""
+    chosen = analysis.chosen
+    return [chosen if record["epoch"] == chosen["epoch"] else record for record in analysis.history]
 
+
+def _history_table(history: Sequence[dict[str, Any]]) -> Table:
+    names = list(dict.fromkeys(name for record in history for name in record))
+    rows = [[f"{record[name]:.4g}" if name in record else _NOTHING for name in names] for record in history]
+    return [metric_title(name).replace("_", " ") for name in names], rows
+
+
+def _course_charts(history: Sequence[dict[str, Any]], kept: int) -> list[Chart | None]:
     def line(field: str, name: str, style: int, *, dashed: bool = False) -> Line:
         points = [(record["epoch"], record[field]) for record in history if field in record]
         return Line(name, points, style, dashed)
 
-    recall = [line(name, _title(name), style) for style, name in ((1, "recall@1"), (2, "map@r"))]
+    metrics = ("recall@1", "map@r")
+    recall = [line(name, metric_title(name), style) for style, name in enumerate(metrics, 1)]
     recall += [
-        line(f"validation.{name}", f"{_title(name)}, validation", style, dashed=True)
-        for style, name in ((1, "recall@1"), (2, "map@r"))
+        line(f"validation.{name}", f"{metric_title(name)}, validation", style, dashed=True)
+        for style, name in enumerate(metrics, 1)
     ]
     shares = [
-        line(name, name.replace("_", " "), place + 1, dashed=name == PAIR_SHARES[-1])
-        for place, name in enumerate(PAIR_SHARES)
+        line(name, name.replace("_", " "), style, dashed=name == PAIR_SHARES[-1])
+        for style, name in enumerate(PAIR_SHARES, 1)
     ]
-    charts = (
-        line_chart(
-            "Recall and MAP on classes never trained", recall, x_label="epoch", show=as_percent, marks=[(kept, "kept")]
-        ),
-        line_chart("Shares of pairs in the loss", shares, x_label="epoch", show=as_percent),
-        line_chart("Loss", [line("loss", "loss", 4)], x_label="epoch"),
-        line_chart("Learning rate of the head", [line("learning_rate", "learning rate", 3)], x_label="epoch"),
+    title = "Recall and MAP on classes never trained"
+    return [
+        line_chart(title, recall, show=as_percent, marks=[(kept, "kept")]),
+        line_chart("Shares of pairs in the loss", shares, show=as_percent),
+        line_chart("Loss", [line("loss", "loss", 4)]),
+        line_chart("Learning rate of the head", [line("learning_rate", "learning rate", 3)]),
         *(
-            line_chart(
-                title,
-                [line(name, text, style + 1) for style, (name, text) in enumerate(names.items())],
-                x_label="epoch",
-                note=note,
-            )
-            for title, names, note in LOSS_CHARTS
+            line_chart(title, [line(*field, style) for style, field in enumerate(fields.items(), 1)], note=note)
+            for title, fields, note in LOSS_CHARTS
         ),
-    )
-    return (
-        f'<h2>Course of the training</h2><div class="charts">{"".join(charts)}</div>'
-        f"<details><summary>All figures by epoch</summary>{_history_table(history)}</details>"
-    )
-
-
-def _history_table(history: Sequence[dict[str, Any]]) -> str:
-    names = list(dict.fromkeys(name for record in history for name in record))
-    rows = [[f"{record[name]:.4g}" if name in record else _NOTHING for name in names] for record in history]
-    table = html_table([_title(name).replace("_", " ") for name in names], rows, "dense")
-    return f'<div class="card scroll" tabindex="0" role="group" aria-label="All figures by epoch">{table}</div>'
+    ]
 
 
 # --- the space and the state of its classes ---
 
 
-def _space(study: Study) -> str:
-    charts = []
-    if study.space:
-        note = "t-SNE of photos that were never trained on, a colour a class; rest on a dot to read its class."
-        charts.append(point_map("Test photos", study.space.photos, study.space.labels, note=note))
-    proxies = study.proxies
-    if proxies and proxies.among_photos:
-        mapped = proxies.among_photos
-        note = f"t-SNE of training photos with the proxies of their classes as stars, after epoch {study.newest}."
+def _space_charts(analysis: RunAnalysis) -> list[Chart]:
+    charts, proxies = [], analysis.proxies
+    if analysis.space:
+        note = "t-SNE of photos that were never trained on, one colour per class; rest on a dot to read its class."
+        charts.append(point_map("Test photos", analysis.space.photos, analysis.space.labels, note=note))
+    if proxies and (mapped := proxies.among_photos):
+        note = f"t-SNE of training photos with the proxies of their classes as stars, after epoch {analysis.newest}."
         charts.append(
             point_map(
                 "Training photos and proxies",
@@ -221,30 +234,27 @@ def _space(study: Study) -> str:
                 note=note,
             )
         )
-    charts.append(_heat("Similarity of test classes", study.similarity, "mean cosine of the photos of two classes"))
+    charts.append(_heat("Similarity of test classes", analysis.similarity, "mean cosine of the photos of two classes"))
     if proxies:
         charts.append(_heat("Similarity of proxies", proxies.similarity, "cosine of two proxies"))
-    return f'<h2>Embedding space</h2><div class="charts">{"".join(charts)}</div>'
+    return charts
 
 
-def _heat(title: str, similarity: Similarity, what: str) -> str:
+def _heat(title: str, similarity: Similarity, what: str) -> Chart:
     shown = len(similarity.names)
     some = f"{shown} of {similarity.total:,} rows, evenly drawn; " if shown < similarity.total else ""
-    note = f"{some}{what}, similar ones side by side."
+    note = f"{some}{what}, similar ones next to each other."
     if shown > 1:
         one, other, closest = similarity.closest()
         own, between = float(similarity.matrix.diagonal().mean()), float(similarity.between().mean())
-        note += (
-            f" Mean {own:.2f} on the diagonal and {between:.2f} beside it; nearest {one} and {other}: {closest:.2f}."
-        )
-    note = note[0].upper() + note[1:]
-    return heat_map(title, similarity.matrix, note=note, told=f"Heat map of {shown} rows. {note}")
+        note += f" Mean {own:.2f} on the diagonal and {between:.2f} off it; nearest {one} and {other}: {closest:.2f}."
+    return heat_map(title, similarity.matrix, note=note[0].upper() + note[1:])
 
 
-def _classes(study: Study) -> str:
-    classes = study.classes
+def _class_charts(analysis: RunAnalysis) -> list[Chart | None]:
+    classes = analysis.classes
     if classes is None:
-        return ""
+        return []
     settings, decay = classes.settings, classes.decay
     curves = [
         Line(name, list(zip(decay.samples, values, strict=True)), style)
@@ -252,7 +262,7 @@ def _classes(study: Study) -> str:
     ]
     seen, counts = np.unique(classes.seen, return_counts=True)
     now = float(np.median(classes.seen))
-    charts = (
+    return [
         line_chart(
             "Decay functions",
             curves,
@@ -262,19 +272,14 @@ def _classes(study: Study) -> str:
             note=f"For V = {settings.volume:g} and {_TAU} = {settings.tau:g}: {_SIGMA} is about half-way down to {_NU} "
             f"after {settings.half_decay_samples():.0f} samples. The bars show where the classes are now.",
         ),
-        _informative_range(classes, study.proxies.classes if study.proxies else None),
-    )
-    return f"""<h2>How far the classes are learned</h2>
-<p class="words">State of {escape(study.config.loss.name)} after epoch {study.newest}. A positive between S_outlier and
-S_learned of its class is informative; above it is easy, below it an outlier.</p>
-<div class="charts">{"".join(charts)}</div>
-<div class="card">{_class_table(classes)}</div>"""
+        _informative_range(classes, analysis.proxies.classes if analysis.proxies else None),
+    ]
 
 
-def _informative_range(classes: LearnedClasses, names: Sequence[str] | None) -> str:
+def _informative_range(classes: LearnedClasses, names: Sequence[str] | None) -> Chart | None:
     order = np.argsort(classes.learned, kind="stable")
     lines = [
-        Line(name, [(place + 1, float(values[number])) for place, number in enumerate(order)], style)
+        Line(name, [(place, float(values[number])) for place, number in enumerate(order, 1)], style)
         for name, values, style in (("S_learned", classes.learned, 1), ("S_outlier", classes.outlier, 4))
     ]
     note = "The tinted range is informative."
@@ -283,17 +288,14 @@ def _informative_range(classes: LearnedClasses, names: Sequence[str] | None) -> 
     return line_chart("Thresholds of the classes", lines, x_label="classes, the hardest first", filled=True, note=note)
 
 
-def _class_table(classes: LearnedClasses) -> str:
+def _class_table(classes: LearnedClasses) -> Table:
     rows = {
         "n, clean samples": (classes.seen, ".0f"),
         "E, effective number": (classes.effective, ".2f"),
         "S_learned": (classes.learned, ".4f"),
         "S_outlier": (classes.outlier, ".4f"),
     }
-    return html_table(
-        ["Over all classes", "lowest", "median", "highest"],
-        [
-            [name, *(f"{value:{style}}" for value in np.quantile(values, (0, 0.5, 1)))]
-            for name, (values, style) in rows.items()
-        ],
-    )
+    return ["Over all classes", "lowest", "median", "highest"], [
+        [name, *(f"{value:{style}}" for value in np.quantile(values, (0, 0.5, 1)))]
+        for name, (values, style) in rows.items()
+    ]

@@ -1,4 +1,4 @@
-"""The embedding space as pictures need it: a fair sample, a map in the plane, similarities in an order with blocks."""
+"""The embedding space for the charts: a sample, a map in the plane, similarities ordered by clusters."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,29 +8,29 @@ from numpy.typing import NDArray
 from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import squareform
 
-MOST_PHOTOS, MOST_CLASSES = 2_000, 200
-"""On a map: more is slow to compute and no clearer to look at."""
-MOST_ROWS = 300
+MAX_PHOTOS, MAX_CLASSES = 2_000, 200
+"""On a map: more is slow to compute and not clearer."""
+MAX_ROWS = 300
 """Of a heat map."""
-_SMALLEST_MAP = 5
+_MIN_POINTS = 5
 Floats = NDArray[np.float32]
 
 
 def sample_photos(labels: Sequence[str]) -> list[int]:
-    """Places of photos to map: all of them, or some of each of some classes, always the same ones."""
-    if len(labels) <= MOST_PHOTOS:
+    """Returns the indices of photos to map: all, or a fixed sample of some classes with equally many photos of each."""
+    if len(labels) <= MAX_PHOTOS:
         return list(range(len(labels)))
     draw = np.random.default_rng(0)
     classes, numbers = np.unique(labels, return_inverse=True)
-    chosen = draw.permutation(len(classes))[:MOST_CLASSES]
-    each = MOST_PHOTOS // len(chosen)
+    chosen = draw.permutation(len(classes))[:MAX_CLASSES]
+    each = MAX_PHOTOS // len(chosen)
     places = [draw.permutation(np.flatnonzero(numbers == number))[:each] for number in chosen]
     return sorted(np.concatenate(places).tolist())
 
 
 def map_to_plane(vectors: Floats) -> Floats | None:
-    """t-SNE of the directions, the same each time, inside the unit square; None for a handful of points."""
-    if len(vectors) < _SMALLEST_MAP:
+    """Returns the t-SNE of the directions inside the unit square, deterministic; None for fewer than 5 points."""
+    if len(vectors) < _MIN_POINTS:
         return None
     from sklearn.manifold import TSNE
 
@@ -44,29 +44,29 @@ def map_to_plane(vectors: Floats) -> Floats | None:
 
 
 class Similarity(NamedTuple):
-    """Mean cosines between rows, ordered so that groups of similar ones lie together."""
+    """Mean cosines between rows, ordered so that similar rows are next to each other."""
 
     matrix: Floats
     names: list[str]
     total: int
-    """Rows there were before some were drawn."""
+    """Number of rows before sampling."""
 
     def between(self) -> Floats:
-        """Every pair of two different rows, once."""
+        """Returns the values of every pair of different rows, once."""
         values: Floats = self.matrix[np.triu_indices(len(self.matrix), 1)]
         return values
 
     def closest(self) -> tuple[str, str, float]:
-        """The most similar pair of different rows."""
+        """Returns the most similar pair of different rows."""
         one, other = np.triu_indices(len(self.matrix), 1)
         best = int(self.between().argmax())
         return self.names[one[best]], self.names[other[best]], float(self.between()[best])
 
 
 def class_similarity(vectors: Floats, labels: Sequence[str]) -> Similarity:
-    """Mean cosine of the photos of each two classes, and of the different photos within a class."""
+    """Returns the mean cosine of the photos of each two classes, and of the different photos within a class."""
     names, numbers = np.unique(labels, return_inverse=True)
-    chosen = _drawn(len(names))
+    chosen = _sample_rows(len(names))
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     sums = np.zeros((len(names), unit.shape[1]), np.float64)
     np.add.at(sums, numbers, unit)
@@ -76,21 +76,21 @@ def class_similarity(vectors: Floats, labels: Sequence[str]) -> Similarity:
     with np.errstate(invalid="ignore"):
         own = ((sums**2).sum(axis=1) - counts) / (counts * (counts - 1))
     np.fill_diagonal(matrix, np.where(counts > 1, own, 1))
-    return _ordered(matrix, [str(names[number]) for number in chosen], len(names))
+    return _cluster(matrix, [str(names[number]) for number in chosen], len(names))
 
 
 def proxy_similarity(proxies: Floats, names: Sequence[str]) -> Similarity:
-    """Cosine of each two proxies."""
-    chosen = _drawn(len(proxies))
-    return _ordered(proxies[chosen] @ proxies[chosen].T, [names[number] for number in chosen], len(proxies))
+    """Returns the cosine of each two proxies."""
+    chosen = _sample_rows(len(proxies))
+    return _cluster(proxies[chosen] @ proxies[chosen].T, [names[number] for number in chosen], len(proxies))
 
 
-def _drawn(total: int) -> NDArray[np.intp]:
-    """Evenly spread rows, at most as many as a heat map can show."""
-    return np.unique(np.linspace(0, total - 1, min(total, MOST_ROWS)).round().astype(np.intp))
+def _sample_rows(total: int) -> NDArray[np.intp]:
+    """Returns evenly spread rows, at most as many as a heat map can show."""
+    return np.unique(np.linspace(0, total - 1, min(total, MAX_ROWS)).round().astype(np.intp))
 
 
-def _ordered(matrix: NDArray[np.floating], names: list[str], total: int) -> Similarity:
+def _cluster(matrix: NDArray[np.floating], names: list[str], total: int) -> Similarity:
     order = np.arange(len(matrix))
     if len(matrix) > 2:
         distances = 1 - matrix

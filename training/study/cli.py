@@ -1,4 +1,4 @@
-"""The verb `study`: many training runs from one file, with their summary and page."""
+"""The command `study`: many training runs from one file, with their summary and page."""
 
 import os
 from pathlib import Path
@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from training.cli import TrainingProgressBar, require_train_extra
+from training.cli import TrainingProgressBar, check_data, read_data, require_train_extra
 from training.errors import TrainingError
 
 if TYPE_CHECKING:
-    from training.data.registry import DataSet
     from training.study.file import PlannedRun, Study
     from training.study.results import StudyFolder
 
@@ -23,10 +22,10 @@ def study(
     data: Annotated[str | None, typer.Option(help="Photos, as for train; by default those of the file.")] = None,
     report: Annotated[Path | None, typer.Option(help="Also write the page of the study here.")] = None,
     only: Annotated[str | None, typer.Option(help="Train these runs only: NAME,NAME.")] = None,
-    summary: Annotated[bool, typer.Option("--summary", help="Train nothing, sum up what is finished.")] = False,
+    summary: Annotated[bool, typer.Option("--summary", help="Train nothing, summarise what is finished.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every run and list them, train nothing.")] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads of this process; by default all.", min=1)] = None,
-    nice: Annotated[bool, typer.Option(help="Leave the processor to other work when there is some.")] = True,
+    nice: Annotated[bool, typer.Option(help="Run at the lowest priority.")] = True,
     keep_checkpoints: Annotated[
         bool, typer.Option("--keep-checkpoints", help="Keep the full checkpoint of finished runs, not only weights.")
     ] = False,
@@ -55,9 +54,11 @@ def study(
             )
         spec = data or table.data
         if spec is None:
-            raise TrainingError(f"{file} names no data.", "Say where the photos are with --data, e.g. cub:DIR.")
+            raise TrainingError(f"{file} names no data.", "Give it with --data, e.g. cub:DIR.")
         _share_machine(threads, nice=nice)
-        runner = StudyRunner(table, spec, _load(spec), folder, TrainingProgressBar, typer.echo, keep_checkpoints)
+        runner = StudyRunner(
+            table, spec, check_data(read_data(spec)), folder, TrainingProgressBar, typer.echo, keep_checkpoints
+        )
         if dry_run:
             runner.check(runs)
             _print_plan(runs, folder)
@@ -65,7 +66,7 @@ def study(
         failed = runner.run(runs)
     _print_summary(table, folder, report)
     if failed:
-        typer.echo(f"Failed: {'; '.join(map(str, failed))}. The same command tries them again.", err=True)
+        typer.echo(f"Failed: {'; '.join(map(str, failed))}. Repeat the command to retry them.", err=True)
         raise typer.Exit(3)
 
 
@@ -76,17 +77,6 @@ def _share_machine(threads: int | None, *, nice: bool) -> None:
         os.nice(_LOWEST_PRIORITY)
     if threads:
         torch.set_num_threads(threads)
-
-
-def _load(spec: str) -> "DataSet":
-    from index.cli.progress import progress_bar
-    from training.data.registry import load_data
-    from training.data.validation import check_photos
-
-    with progress_bar("Reading the photos") as on_progress:
-        data = load_data(spec, on_progress=on_progress)
-    with progress_bar("Checking the photos") as on_progress:
-        return check_photos(data, on_progress=on_progress)
 
 
 def _print_plan(runs: "list[PlannedRun]", folder: "StudyFolder") -> None:
@@ -102,7 +92,7 @@ def _print_plan(runs: "list[PlannedRun]", folder: "StudyFolder") -> None:
 
 
 def _print_summary(table: "Study", folder: "StudyFolder", report: Path | None) -> None:
-    from training.report.study_page import write_study_page
+    from training.report import write_study_page
     from training.study.summary import format_summary, summarise
 
     results, histories = folder.results(), folder.histories(table.plan())

@@ -1,4 +1,4 @@
-"""The file of a study: its format, its checks, and the runs that follow from it."""
+"""The file of a study: its format, its checks, and its runs."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ Seed = Annotated[int, Field(ge=0, strict=True)]
 
 
 class DropRule(Frozen):
-    """When a run is not worth its remaining epochs."""
+    """When a run is stopped early."""
 
     after_epoch: int = Field(ge=1, description="the first epoch at which runs are compared, and at each later one")
     behind: float = Field(gt=0, lt=1, description="largest distance to the best run of the seed, 0.015 for 1.5 points")
@@ -24,7 +24,7 @@ class DropRule(Frozen):
 
 
 class RunKey(NamedTuple):
-    """What names a run within its study."""
+    """The name and seed of a run in its study."""
 
     run: str
     seed: int
@@ -53,20 +53,22 @@ class Study(Frozen):
     settings: dict[str, Any] = Field(default={}, description="common to all runs")
     seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1)
     runs: dict[Name, dict[str, Any]] = Field(min_length=1, description="settings over the common ones")
-    baseline: str | None = Field(default=None, description="what differences are against; by default the first run")
+    baseline: str | None = Field(
+        default=None, description="the run that others are compared with; by default the first"
+    )
     metric: Literal["map@r", "recall@1"] = "map@r"
     drop: DropRule | None = None
 
     @field_validator("runs", mode="before")
     @classmethod
-    def _without_changes(cls, runs: Any) -> Any:
-        """Reads `name:` with nothing behind it as a run with the common settings."""
+    def _fill_empty_runs(cls, runs: Any) -> Any:
+        """Reads `name:` without a value as a run with the common settings."""
         return {name: {} if own is None else own for name, own in runs.items()} if isinstance(runs, dict) else runs
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Study":
+    def _check_consistent(self) -> "Study":
         if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds={list(self.seeds)} names a seed twice")
+            raise ValueError(f"seeds={list(self.seeds)} lists a seed twice")
         if self.baseline is not None and self.baseline not in self.runs:
             raise ValueError(f"baseline={self.baseline!r} is not a run{suggest(self.baseline, self.runs)}")
         for place, own in {
@@ -82,7 +84,7 @@ class Study(Frozen):
         return self.baseline or next(iter(self.runs))
 
     def plan(self) -> list[PlannedRun]:
-        """All runs, seed by seed, so that a study that was stopped has runs to compare."""
+        """Returns all runs, seed by seed, so that an interrupted study has runs to compare."""
         common: dict[str, Any] = {}
         for preset in self.presets:
             common = layer_settings(common, read_preset(preset))
@@ -96,7 +98,7 @@ class Study(Frozen):
         ]
 
     def select(self, names: Sequence[str]) -> list[PlannedRun]:
-        """The runs of these names over all seeds."""
+        """Returns the runs of these names over all seeds."""
         for name in names:
             if name not in self.runs:
                 raise TrainingError(
@@ -107,7 +109,7 @@ class Study(Frozen):
 
 
 def read_study(file: Path) -> Study:
-    """The study of a file, with every run's settings checked."""
+    """Reads a study and checks the settings of every run."""
     try:
         raw = yaml.load(file.read_text(encoding="utf-8"), _UniqueKeys)
     except (FileNotFoundError, IsADirectoryError):
@@ -125,13 +127,13 @@ def read_study(file: Path) -> Study:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Refuses a name that comes twice, which YAML would replace silently."""
+    """Refuses duplicate keys, of which YAML silently keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key, _ in node.value:
             if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} comes twice", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is a duplicate key", key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 

@@ -1,4 +1,4 @@
-"""What a study keeps: finished runs and their epochs as JSON lines, which are enough to continue elsewhere."""
+"""The results of a study as JSON lines: finished runs and their epochs, enough to continue elsewhere."""
 
 import fcntl
 import json
@@ -28,7 +28,7 @@ class Initial(Frozen):
 
 
 class RunResult(Frozen):
-    """A finished run as a line of `results.jsonl`; nothing in it depends on where files lie."""
+    """A finished run as a line of `results.jsonl`; independent of file locations."""
 
     study: str
     run: str
@@ -77,7 +77,7 @@ class StudyFolder:
         return RunFolder(self.path / "runs" / key.folder)
 
     def results(self) -> dict[RunKey, RunResult]:
-        """The finished runs."""
+        """Returns the finished runs."""
         found = {}
         for number, line in enumerate(_read_lines(self.results_file), 1):
             try:
@@ -92,7 +92,7 @@ class StudyFolder:
         return found
 
     def histories(self, runs: Iterable[PlannedRun]) -> dict[RunKey, History]:
-        """The epochs of finished runs, and of unfinished ones as far as their folders have them."""
+        """Returns the epochs of finished runs, and those of unfinished runs so far."""
         kept: dict[RunKey, History] = {}
         for line in _read_lines(self.history_file):
             key = RunKey(line.pop("run"), line.pop("seed"))
@@ -103,7 +103,7 @@ class StudyFolder:
         return kept
 
     def add(self, result: RunResult, history: History) -> None:
-        """Adds a run, or replaces it; the result comes last, so that it never lacks its history."""
+        """Adds or replaces a run; its history is written first, so that a result never lacks it."""
         key = {"run": result.run, "seed": result.seed}
         with self.lock("results", wait=True):
             for file, lines in (
@@ -143,13 +143,8 @@ def _read_lines(file: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def pick_figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """Recall@K and MAP@R on the test classes, if that epoch has them."""
-    return {name: value for name, value in record.items() if name.startswith(("recall@", "map@"))}
-
-
 def shared_start(initial: Initial, processor: str, threads: int) -> dict[str, str]:
-    """What runs of a seed must share to be paired: sums in another order move figures by tenths of a point."""
+    """Returns what runs of a seed must share to be paired: another order of sums moves figures by tenths of a point."""
     return {
         "initial weights": initial.weights,
         "batches in the first epoch": initial.batches,
@@ -158,7 +153,7 @@ def shared_start(initial: Initial, processor: str, threads: int) -> dict[str, st
 
 
 def sharing_warnings(starts: Mapping[RunKey, Mapping[str, str]]) -> list[str]:
-    """What the runs of a seed do not share, so that their difference has more causes than their settings."""
+    """Returns warnings about differences between the runs of a seed other than their settings."""
     warnings = []
     for seed in sorted({key.seed for key in starts}):
         own = {key.run: start for key, start in starts.items() if key.seed == seed}

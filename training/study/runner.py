@@ -1,4 +1,4 @@
-"""Trains the runs of a study: resumable, shared by processes, and continued on other machines.
+"""Trains the runs of a study: resumable, shared by processes, and portable to other machines.
 
 Runs of one seed share held-out classes, initial weights and batch order, since all of these follow from the seed;
 digests of weights and batches are compared before the first run starts.
@@ -23,12 +23,13 @@ from index.errors import LookalikeError
 from training.callbacks import Callback
 from training.checkpoints import RunFolder
 from training.config import RESUMABLE, TrainingConfig, flatten_settings
-from training.data.dataset import DataSet
+from training.data import DataSet
 from training.devices import choose_device
 from training.distributed import ProcessGroup
 from training.errors import TrainingError
 from training.evaluation import versions
 from training.loop import train
+from training.metric_names import retrieval_figures
 from training.setup import prepare_training
 from training.study.file import DropRule, PlannedRun, RunKey, Study
 from training.study.results import (
@@ -36,24 +37,23 @@ from training.study.results import (
     Initial,
     RunResult,
     StudyFolder,
-    pick_figures,
     shared_start,
     sharing_warnings,
 )
 
-Watching = Callable[[TrainingConfig], AbstractContextManager[Callback]]
+CallbackFactory = Callable[[TrainingConfig], AbstractContextManager[Callback]]
 
 _MACHINE_SETTINGS = RESUMABLE - {"epochs", "stop_epoch"}
-"""Where a run is trained, not what it learns: no part of a run's identity."""
+"""Settings of where a run is trained: not part of its identity."""
 _WEIGHT_WORDS = frozenset({"auto", "package", "hub", "none"})
-_SHOWN_DIFFERENCES = 3
+_MAX_DIFFERENCES = 3
 
 
 # --- before the first run ---
 
 
 def describe_config(config: TrainingConfig) -> dict[str, Any]:
-    """Every setting that decides what a run learns, the same on each machine."""
+    """Returns every setting that affects the training, equal on each machine."""
     described = config.model_dump(mode="json", exclude=set(_MACHINE_SETTINGS))
     weights = config.backbone.weights
     if weights not in _WEIGHT_WORDS:
@@ -66,7 +66,7 @@ def config_digest(described: Mapping[str, Any]) -> str:
 
 
 def photos_digest(data: DataSet) -> str:
-    """A digest of the classes and file names to learn and to measure, in their order."""
+    """Returns a digest of the classes and file names of training and test photos, in their order."""
     digest = hashlib.sha256()
     for part in (data.train, data.test):
         digest.update(repr([(photo.label, photo.path.name, photo.box) for photo in part]).encode())
@@ -74,7 +74,7 @@ def photos_digest(data: DataSet) -> str:
 
 
 def check_finished(folder: StudyFolder, study: Study, runs: Sequence[PlannedRun], spec: str, data: DataSet) -> None:
-    """Refuses a folder whose finished or unfinished runs are not those of the file and the data."""
+    """Refuses a folder with runs of other settings or data."""
     results = folder.results()
     photos = photos_digest(data)
     if others := {result.study for result in results.values()} - {study.name}:
@@ -96,21 +96,20 @@ def check_finished(folder: StudyFolder, study: Study, runs: Sequence[PlannedRun]
 def _refuse_other_settings(run: PlannedRun, kept: dict[str, Any], wanted: dict[str, Any]) -> None:
     if config_digest(kept) == config_digest(wanted):
         return
-    there, here = flatten_settings(kept), flatten_settings(wanted)
-    names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+    old, new = flatten_settings(kept), flatten_settings(wanted)
+    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     listed = "; ".join(
-        f"{name} was {there.get(name, 'not set')}, is {here.get(name, 'not set')}"
-        for name in names[:_SHOWN_DIFFERENCES]
+        f"{name} was {old.get(name, 'not set')}, is {new.get(name, 'not set')}" for name in names[:_MAX_DIFFERENCES]
     )
-    more = f" and {len(names) - _SHOWN_DIFFERENCES} more" if len(names) > _SHOWN_DIFFERENCES else ""
+    more = f" and {len(names) - _MAX_DIFFERENCES} more" if len(names) > _MAX_DIFFERENCES else ""
     raise TrainingError(
-        f"{run.key} was trained with other settings: {listed}{more}.",
+        f"{run.key} was trained with different settings: {listed}{more}.",
         "Restore the setting, give the run another name, or choose another --out.",
     )
 
 
 def try_runs(runs: Iterable[PlannedRun], study: Study, data: DataSet, folder: StudyFolder) -> dict[RunKey, Initial]:
-    """Builds the model, loss and batches of each run, so that a mistake shows before hours of training."""
+    """Builds the model, loss and batches of each run, to find mistakes before training."""
     initial = {}
     for run in runs:
         if study.drop and not run.config.selection.holds_out:
@@ -135,18 +134,18 @@ def try_runs(runs: Iterable[PlannedRun], study: Study, data: DataSet, folder: St
 
 @dataclass(frozen=True)
 class StudyRunner:
-    """Trains what is left of a study; several processes may do so in one folder."""
+    """Trains the remaining runs of a study; several processes may share one folder."""
 
     study: Study
     spec: str
     data: DataSet
     folder: StudyFolder
-    watching: Watching
-    say: Callable[[str], None]
+    make_callback: CallbackFactory
+    on_message: Callable[[str], None]
     keep_checkpoints: bool = False
 
     def check(self, runs: Sequence[PlannedRun]) -> None:
-        """Finds mistakes before hours of training, and says what the runs of a seed do not share."""
+        """Finds mistakes before training, and reports what the runs of a seed do not share."""
         check_finished(self.folder, self.study, runs, self.spec, self.data)
         finished = self.folder.results()
         left = [run for run in runs if run.key not in finished]
@@ -155,24 +154,24 @@ class StudyRunner:
         for run in left:
             starts[run.key] = shared_start(initial[run.key], _processor(run.config), torch.get_num_threads())
         for warning in sharing_warnings(starts):
-            self.say(warning)
+            self.on_message(warning)
 
     def run(self, runs: Sequence[PlannedRun]) -> list[RunKey]:
-        """Trains each run that is neither finished nor in the hands of another process; returns those that failed."""
+        """Trains each run that is neither finished nor locked by another process; returns those that failed."""
         self.check(runs)
         failed = []
         for number, run in enumerate(runs, 1):
             with self.folder.lock(run.key.folder) as free:
                 if not free:
-                    self.say(f"{run.key} is being trained by another process")
+                    self.on_message(f"{run.key} is being trained by another process")
                 elif run.key in self.folder.results():
                     self._trim(run)
                 else:
-                    self.say(f"{run.key}: run {number} of {len(runs)}")
+                    self.on_message(f"{run.key}: run {number} of {len(runs)}")
                     try:
                         self._finish(run)
-                    except LookalikeError as error:  # such as a loss that diverged: the other runs need not wait
-                        self.say(f"{run.key} failed: {error}")
+                    except LookalikeError as error:  # such as a diverged loss: the other runs continue
+                        self.on_message(f"{run.key} failed: {error}")
                         failed.append(run.key)
         return failed
 
@@ -186,7 +185,7 @@ class StudyRunner:
                 clock.save()
                 return self._drop_reason(run, history)
 
-            with self.watching(run.config) as callback:
+            with self.make_callback(run.config) as callback:
                 train(run.config, self.data, folder.path, self.spec, callback, resume=True, drop=after_epoch)
         self.folder.add(self._result(run, folder, clock.seconds), folder.history())
         self._trim(run)
@@ -211,7 +210,7 @@ class StudyRunner:
             config=described,
             config_digest=config_digest(described),
             epoch=chosen["epoch"],
-            figures=pick_figures(chosen),
+            figures=retrieval_figures(chosen),
             validation={name: value for name, value in chosen.items() if name.startswith("validation.")},
             untrained=chosen["untrained"],
             epochs_trained=chosen["epochs"],
@@ -236,7 +235,7 @@ class StudyRunner:
 
 
 class _Clock:
-    """The seconds that a run took so far, over kills; a file in its folder holds them."""
+    """The total seconds of a run, kept in a file across restarts."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._file = folder.path / "seconds.json"
@@ -250,7 +249,7 @@ class _Clock:
 
 
 def drop_reason(rule: DropRule, history: History, rivals: Mapping[str, History]) -> str | None:
-    """Why a run with this history ends early: too far behind the best rival at the same epoch."""
+    """Returns why a run ends early: too far behind the best rival at the same epoch; or None."""
     epoch, own = history[-1]["epoch"], history[-1].get(rule.metric)
     if epoch < rule.after_epoch or own is None:
         return None
@@ -270,7 +269,7 @@ def drop_reason(rule: DropRule, history: History, rivals: Mapping[str, History])
 
 
 def _set_data(folder: RunFolder, spec: str) -> None:
-    """Enters where the photos are now into a run that was begun on another machine."""
+    """Updates the location of the photos in a run that was started on another machine."""
     file = folder.path / "config.yaml"
     if file.is_file() and folder.data != spec:
         description = yaml.safe_load(file.read_text(encoding="utf-8")) | {"data": spec}
@@ -282,7 +281,7 @@ def _kind(spec: str) -> str:
 
 
 def _processor(config: TrainingConfig) -> str:
-    """The name of the processor that trains."""
+    """Returns the name of the processor or GPU."""
     if choose_device(config.device).type == "cuda":
         return torch.cuda.get_device_name()
     cpuinfo = Path("/proc/cpuinfo")

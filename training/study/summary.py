@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from training.metric_names import metric_title, retrieval_figures
 from training.study.file import PlannedRun, RunKey, Study
-from training.study.results import History, RunResult, pick_figures, sharing_warnings
+from training.study.results import History, RunResult, sharing_warnings
 
 METRICS = ("recall@1", "map@r")
 VIEWS = {"chosen": "chosen epoch", "last": "last epoch", "best": "best test*"}
@@ -71,7 +72,7 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class StudySummary:
-    """All that the text and the page of a study show."""
+    """What the text and the page of a study show."""
 
     study: Study
     runs: list[RunSummary]
@@ -82,11 +83,11 @@ class StudySummary:
 
 
 def summarise(study: Study, results: Mapping[RunKey, RunResult], histories: Mapping[RunKey, History]) -> StudySummary:
-    """Sums up what is finished so far."""
+    """Summarises the finished runs."""
     planned = study.plan()
     known = {run.key: results[run.key] for run in planned if run.key in results}
-    whole = {key: result for key, result in known.items() if result.dropped is None}
-    views = {key: _views(result, histories.get(key, []), study.metric) for key, result in whole.items()}
+    complete = {key: result for key, result in known.items() if result.dropped is None}
+    views = {key: _views(result, histories.get(key, []), study.metric) for key, result in complete.items()}
 
     def values(name: str, view: str, metric: str) -> dict[int, float]:
         own = {key.seed: figures[view] for key, figures in views.items() if key.run == name}
@@ -98,7 +99,7 @@ def summarise(study: Study, results: Mapping[RunKey, RunResult], histories: Mapp
         return Difference.of(values(name, view, study.metric), values(study.baseline_run, view, study.metric))
 
     def summary(name: str) -> RunSummary:
-        own = [result for result in whole.values() if result.run == name]
+        own = [result for result in complete.values() if result.run == name]
         return RunSummary(
             name=name,
             done=len(own),
@@ -123,20 +124,16 @@ def _views(result: RunResult, history: Sequence[Mapping[str, Any]], metric: str)
     measured = [record for record in history if record["epoch"] and metric in record]
     return {
         "chosen": result.figures,
-        "last": pick_figures(history[-1]) if history else {},
-        "best": pick_figures(max(measured, key=lambda record: float(record[metric]))) if measured else {},
+        "last": retrieval_figures(history[-1]) if history else {},
+        "best": retrieval_figures(max(measured, key=lambda record: float(record[metric]))) if measured else {},
     }
 
 
 # --- as text ---
 
 
-def metric_title(name: str) -> str:
-    return name.replace("recall", "Recall").replace("map@r", "MAP@R").replace("validation.", "validation ")
-
-
 def format_spread(spread: Spread | None, scale: float = 100, digits: int = 2) -> str:
-    """`12.34 ±0.56`, in percent by default."""
+    """Formats as `12.34 ±0.56`, in percent by default."""
     if spread is None:
         return _NOTHING
     mean = f"{scale * spread.mean:.{digits}f}"
@@ -144,7 +141,7 @@ def format_spread(spread: Spread | None, scale: float = 100, digits: int = 2) ->
 
 
 def format_difference(difference: Difference | None) -> str:
-    """`+0.42 ±0.31 [-2.36, +3.20]`, in points."""
+    """Formats as `+0.42 ±0.31 [-2.36, +3.20]`, in points."""
     if difference is None:
         return _NOTHING
     text = f"{100 * difference.spread.mean:+.2f}"
@@ -155,7 +152,7 @@ def format_difference(difference: Difference | None) -> str:
 
 
 def figure_table(summary: StudySummary) -> tuple[list[str], list[list[str]]]:
-    """The columns, and a row per run: figures in percent on the test classes."""
+    """Returns the columns, and a row per run: figures in percent on the test classes."""
     columns = ["run", "seeds", "untrained", "epoch"]
     columns += [f"{metric_title(metric)}, {title}" for title in VIEWS.values() for metric in METRICS]
     rows = [
@@ -172,7 +169,7 @@ def figure_table(summary: StudySummary) -> tuple[list[str], list[list[str]]]:
 
 
 def difference_table(summary: StudySummary) -> tuple[list[str], list[list[str]]]:
-    """The columns, and a row per run apart from the baseline: paired differences in points."""
+    """Returns the columns, and a row per run apart from the baseline: paired differences in points."""
     rows = [
         [run.name, str(_pairs(run)), *(format_difference(run.differences[view]) for view in VIEWS)]
         for run in summary.runs
@@ -193,14 +190,14 @@ def difference_title(study: Study) -> str:
 
 
 def notes(summary: StudySummary) -> list[str]:
-    """What else a reader needs to know: dropped and unfinished runs, and what runs do not share."""
+    """Returns remarks: dropped and unfinished runs, and what runs do not share."""
     dropped = [f"{result.key} was dropped: {result.dropped}." for result in summary.dropped]
     running = [f"{run.key} is at epoch {epoch} of {run.config.last_epoch}." for run, epoch in summary.running]
     return [*dropped, *running, *summary.warnings]
 
 
 def format_summary(summary: StudySummary) -> str:
-    """The summary as text for a terminal."""
+    """Formats the summary for a terminal."""
     study = summary.study
     ended = sum(run.done for run in summary.runs) + len(summary.dropped)
     columns, rows = figure_table(summary)
@@ -220,7 +217,7 @@ def format_summary(summary: StudySummary) -> str:
 
 
 def _align(table: Sequence[Sequence[str]]) -> str:
-    """Columns of equal width, names on the left and figures on the right."""
+    """Formats columns of equal width, names on the left and figures on the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(
         "  ".join(

@@ -22,7 +22,7 @@ from service.settings import Settings
 from tests.service.conftest import serving
 from tests.support.tiny_bundle import SIDE, make_tiny_bundle
 from tests.support.tiny_gallery import index_source, tiny_photo, write_tiny_source
-from training.data.registry import Photo
+from training.data import Photo
 from training.data.torch_datasets import MeasuredPhotos
 
 

@@ -79,6 +79,6 @@ def test_a_file_of_old_caffe_habits_loads(network: BNInception, tmp_path: Path) 
     assert all(torch.equal(value, network.state_dict()[name]) for name, value in model.backbone.state_dict().items())
 
 
-def test_it_says_that_its_weights_come_from_a_file() -> None:
+def test_without_a_file_of_weights_it_is_refused() -> None:
     with pytest.raises(TrainingError, match=r"No hub holds weights of bn_inception\. Use backbone\.weights=FILE"):
         EmbeddingModel(BackboneSettings(name="bn_inception"))

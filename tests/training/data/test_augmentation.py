@@ -1,4 +1,4 @@
-"""Augmentation: crops as torchvision draws them, and changes that do what their settings say."""
+"""Augmentation: crops as torchvision draws them, and the effects of the settings."""
 
 import io
 import math
@@ -80,7 +80,7 @@ def test_small_crops_of_a_photo_are_more_frequent_than_those_that_hardly_fit() -
     area=st.tuples(st.floats(0.001, 1), st.floats(0.001, 1)).map(sorted),
     seed=st.integers(0, 99),
 )
-def test_a_crop_lies_within_its_photo(size: tuple[int, int], area: list[float], seed: int) -> None:
+def test_a_crop_is_within_its_photo(size: tuple[int, int], area: list[float], seed: int) -> None:
     left, top, right, bottom = random_part(size, (area[0], area[1]), RATIOS, np.random.default_rng(seed))
     assert 0 <= left < right <= size[0] and 0 <= top < bottom <= size[1]
 
@@ -115,13 +115,17 @@ def test_augmentation_keeps_to_its_scale() -> None:
 def test_a_large_jpeg_is_augmented_as_its_lossless_twin(size: tuple[int, int]) -> None:
     data = io.BytesIO()
     shapes(1601).crop((0, 0, *size)).save(data, "JPEG", quality=95)
-    whole = Image.open(io.BytesIO(data.getvalue())).convert("RGB")
+    complete = Image.open(io.BytesIO(data.getvalue())).convert("RGB")
     for seed in range(8):
         reduced = augment(
             EncodedImage(data.getvalue()), (100, 50, *size), 100, AugmentationSettings(), np.random.default_rng(seed)
         )
         lossless = augment(
-            encoded(whole, compress_level=1), (100, 50, *size), 100, AugmentationSettings(), np.random.default_rng(seed)
+            encoded(complete, compress_level=1),
+            (100, 50, *size),
+            100,
+            AugmentationSettings(),
+            np.random.default_rng(seed),
         )
         assert np.abs(values(reduced) - values(lossless)).mean() < 1
 

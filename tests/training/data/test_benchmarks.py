@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.published_trees import annotation, partition, save_annotations
-from training.data.registry import DataSet, Photo, load_data
+from training.data import DataSet, Photo, load_data
 from training.errors import TrainingError
 
 
@@ -58,7 +58,7 @@ def test_a_data_set_smaller_than_published_is_remarked(cub: Path) -> None:
     (cub / "images" / "001.Albatross" / "0000.jpg").unlink()
     missing, size, thin = load_data(f"cub:{cub}").remarks
     assert missing == "1 listed image file is missing, of 1 class: 001.Albatross (1)."
-    assert "3 photos to learn from and 4 to measure on, 5,864 and 5,924 are published" in size
+    assert "3 training and 4 test photos, published are 5,864 and 5,924" in size
     assert "001.Albatross" in thin
 
 
@@ -71,7 +71,7 @@ def test_a_data_set_smaller_than_published_is_remarked(cub: Path) -> None:
         ("images.txt", "9 001.Albatross/x.jpg", r"lacks 1 images of images\.txt, such as 9"),
     ],
 )
-def test_a_malformed_list_of_cub_is_told_with_its_line(cub: Path, file: str, line: str, problem: str) -> None:
+def test_a_malformed_list_of_cub_is_reported_with_its_line(cub: Path, file: str, line: str, problem: str) -> None:
     with (cub / file).open("a") as text:
         text.write(line + "\n")
     with pytest.raises(TrainingError, match=problem):
@@ -79,7 +79,7 @@ def test_a_malformed_list_of_cub_is_told_with_its_line(cub: Path, file: str, lin
 
 
 @pytest.mark.parametrize("kind", ["cub", "cars", "sop", "inshop"])
-def test_a_folder_without_the_lists_says_what_is_expected(tmp_path: Path, kind: str) -> None:
+def test_a_folder_without_the_lists_is_refused_with_the_expected_layout(tmp_path: Path, kind: str) -> None:
     with pytest.raises(TrainingError, match=r"^No .* in .* Name the folder of"):
         load_data(f"{kind}:{tmp_path}")
     with pytest.raises(TrainingError, match="Name the folder of"):
@@ -115,7 +115,7 @@ def test_cars_in_two_folders_are_split_by_class_over_both(split_cars: Path) -> N
     assert all_exist(data) and {photo.path.parent.name for photo in data.train} == {"cars_train", "cars_test"}
 
 
-def test_the_labels_of_the_test_cars_may_lie_beside_the_devkit_but_must_be_there(split_cars: Path) -> None:
+def test_the_labels_of_the_test_cars_may_be_next_to_the_devkit_but_must_exist(split_cars: Path) -> None:
     name = "cars_test_annos_withlabels.mat"
     (split_cars / "devkit" / name).rename(split_cars / name)
     assert len(load_data(f"cars:{split_cars}").test) == 4
@@ -124,7 +124,7 @@ def test_the_labels_of_the_test_cars_may_lie_beside_the_devkit_but_must_be_there
         load_data(f"cars:{split_cars}")
 
 
-def test_a_damaged_or_foreign_annotation_file_is_named(split_cars: Path) -> None:
+def test_a_damaged_annotation_file_is_reported(split_cars: Path) -> None:
     file = split_cars / "devkit" / "cars_train_annos.mat"
     (split_cars / "devkit" / "cars_test_annos.mat").replace(file)
     with pytest.raises(
@@ -132,7 +132,7 @@ def test_a_damaged_or_foreign_annotation_file_is_named(split_cars: Path) -> None
     ):
         load_data(f"cars:{split_cars}")
     file.write_bytes(b"no matlab")
-    with pytest.raises(TrainingError, match=r"cars_train_annos\.mat is no MATLAB file"):
+    with pytest.raises(TrainingError, match=r"cars_train_annos\.mat is not a MATLAB file"):
         load_data(f"cars:{split_cars}")
 
 
@@ -155,7 +155,7 @@ def test_online_products_follow_their_two_lists(tmp_path: Path) -> None:
         assert all_exist(data) and (len(data.train), len(data.test)) == (3, 2)
 
 
-def test_a_malformed_list_of_products_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_malformed_list_of_products_is_reported_with_its_line(tmp_path: Path) -> None:
     write_products(tmp_path, "Ebay_train.txt", ["1 1 1 a_final/1.JPG", "2 1 a_final/2.JPG"])
     with pytest.raises(TrainingError, match=r"Ebay_train\.txt, line 3: expected 4 fields, found '2 1 a_final/2\.JPG'"):
         load_data(f"sop:{tmp_path}")
@@ -188,11 +188,11 @@ def test_in_shop_knows_queries_from_gallery_wherever_its_images_lie(tmp_path: Pa
     assert [(photo.is_query, photo.is_gallery) for photo in data.test] == [(True, False), (False, True), (False, True)]
 
 
-def test_a_malformed_list_of_in_shop_is_told(tmp_path: Path) -> None:
+def test_a_malformed_list_of_in_shop_is_reported(tmp_path: Path) -> None:
     file = tmp_path / "list_eval_partition.txt"
     touch(tmp_path / CLOTHES[0][0])
     write(file, partition(CLOTHES, count=52712))
-    with pytest.raises(TrainingError, match="announces 52712 images and lists 6"):
+    with pytest.raises(TrainingError, match="declares 52712 images but lists 6"):
         load_data(f"inshop:{tmp_path}")
     write(file, partition([*CLOTHES, ("img/x.jpg", "id_1", "test")]))
     with pytest.raises(TrainingError, match="line 9: status 'test' is not train, query or gallery"):
@@ -202,7 +202,7 @@ def test_a_malformed_list_of_in_shop_is_told(tmp_path: Path) -> None:
         load_data(f"inshop:{tmp_path}")
 
 
-def test_in_shop_without_its_images_says_where_to_put_them(tmp_path: Path) -> None:
+def test_in_shop_without_its_images_is_refused_with_their_folder(tmp_path: Path) -> None:
     write(tmp_path / "list_eval_partition.txt", partition(CLOTHES))
-    with pytest.raises(TrainingError, match=r"holds a folder WOMEN.*img\.zip"):
+    with pytest.raises(TrainingError, match=r"folder WOMEN is in none of .*img\.zip"):
         load_data(f"inshop:{tmp_path}")

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from tests.support.small_backbones import untrained
 from tests.support.tiny_gallery import write_tiny_folder
 from training.config import AugmentationSettings
+from training.data import Photo, load_data
 from training.data.feature_cache import CachedFeatures, FeatureCache, cache_bytes, cache_features
-from training.data.registry import Photo, load_data
 from training.data.samplers import RandomBatches
 from training.data.torch_datasets import TrainingPhotos
 from training.errors import TrainingError
@@ -26,7 +26,7 @@ VIEWS, SIDE = 5, 24
 
 @dataclass
 class Backbone:
-    """Colours of the four quarters of a photo, in rows of a shape, and how often it was asked."""
+    """Colours of the four quarters of a photo, in rows of a shape, and how often it was called."""
 
     batches: int = 0
     killed_after: int | None = None
@@ -96,7 +96,7 @@ def test_it_stands_in_the_place_of_photos_in_a_loader(
         assert labels.tolist() == [label for _, label in singles]
 
 
-def test_a_map_that_lies_in_memory_as_nhwc_is_stored_in_the_order_of_its_shape(
+def test_a_channels_last_map_is_stored_in_the_order_of_its_shape(
     cached: Callable[..., FeatureCache],
 ) -> None:
     plain = cached(Backbone(row_shape=(3, 2, 2)))
@@ -141,25 +141,25 @@ def test_features_are_computed_once_and_only_one_file_is_left(
 def test_a_killed_run_is_continued(
     cached: Callable[..., FeatureCache], tmp_path: Path, killed_after: int, row_shape: tuple[int, ...]
 ) -> None:
-    whole = cached(Backbone(row_shape=row_shape), directory=tmp_path / "other").features
+    complete = cached(Backbone(row_shape=row_shape), directory=tmp_path / "other").features
     with pytest.raises(KeyboardInterrupt):
         cached(Backbone(killed_after=killed_after, row_shape=row_shape))
     assert not [name for name in files(tmp_path) if not name.startswith(".")], "half a file has no name to be found by"
     backbone = Backbone(row_shape=row_shape)
-    np.testing.assert_array_equal(cached(backbone).features, whole)
+    np.testing.assert_array_equal(cached(backbone).features, complete)
     assert backbone.batches == 4 - max(0, killed_after - 1), "the last batch before the kill is done again"
     assert len(files(tmp_path)) == 1
 
 
 def test_a_torn_write_is_done_again(cached: Callable[..., FeatureCache], tmp_path: Path) -> None:
-    whole = cached(Backbone(), directory=tmp_path / "other").features
+    complete = cached(Backbone(), directory=tmp_path / "other").features
     for cut in (0, 5, 70, -7):
         with pytest.raises(KeyboardInterrupt):
             cached(Backbone(killed_after=3))
         (partial,) = (tmp_path / "cache").glob(".*.partial")
         os.truncate(partial, cut if cut >= 0 else partial.stat().st_size + cut)
         cache = cached(Backbone())
-        np.testing.assert_array_equal(cache.features, whole)
+        np.testing.assert_array_equal(cache.features, complete)
         cache.path.unlink()
 
 
@@ -173,9 +173,9 @@ def test_of_two_runs_that_want_the_same_one_computes(cached: Callable[..., Featu
 
 def test_a_finished_file_that_was_cut_short_is_made_again(cached: Callable[..., FeatureCache]) -> None:
     first = cached(Backbone())
-    whole = np.array(first.features)
+    complete = np.array(first.features)
     os.truncate(first.path, 1000)
-    np.testing.assert_array_equal(cached(Backbone()).features, whole)
+    np.testing.assert_array_equal(cached(Backbone()).features, complete)
 
 
 def test_everything_that_the_numbers_depend_on_names_the_file(

@@ -60,10 +60,10 @@ def test_an_epoch_follows_from_the_seed_and_its_number_alone(make: Make) -> None
 @every_kind
 @pytest.mark.parametrize("steps", [{}, {"steps_per_epoch": 2}, {"steps_per_epoch": 9}])
 def test_an_epoch_can_be_continued_at_any_step(make: Make, steps: dict[str, int]) -> None:
-    whole = keys_of(make(**steps), 4)
-    assert len(make(**steps)) == len(whole) == steps.get("steps_per_epoch", len(whole))
-    for step in range(len(whole) + 1):
-        assert keys_of(make(**steps), 4, start_step=step) == whole[step:]
+    epoch = keys_of(make(**steps), 4)
+    assert len(make(**steps)) == len(epoch) == steps.get("steps_per_epoch", len(epoch))
+    for step in range(len(epoch) + 1):
+        assert keys_of(make(**steps), 4, start_step=step) == epoch[step:]
 
 
 @every_kind

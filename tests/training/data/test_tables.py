@@ -1,4 +1,4 @@
-"""Tables: the columns of open-metric-learning, and a place for each thing that is wrong."""
+"""Tables: the columns of open-metric-learning, and errors with their place."""
 
 import csv
 import sys
@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from training.data.registry import Photo, load_data
+from index.errors import LookalikeError
+from training.data import Photo, load_data
 from training.errors import TrainingError
 
 COLUMNS = ("label", "path", "split", "is_query", "is_gallery", "x_1", "y_1", "x_2", "y_2")
@@ -54,14 +55,16 @@ def test_a_parquet_table_reads_like_the_csv_table(tmp_path: Path) -> None:
     data = load_data(f"table:{tmp_path / 'shop.parquet'}")
     assert (data.train, data.test) == expected(tmp_path)
     (tmp_path / "bad.parquet").write_bytes(b"nothing of the kind")
-    with pytest.raises(TrainingError, match="no Parquet table"):
+    with pytest.raises(LookalikeError, match=r"bad.parquet is .* Parquet table"):
         load_data(f"table:{tmp_path / 'bad.parquet'}")
 
 
-def test_without_pyarrow_a_parquet_table_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyarrow_a_parquet_table_is_refused_with_the_pip_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "shop.parquet").touch()
-    with pytest.raises(TrainingError, match="pip install pyarrow"):
+    with pytest.raises(LookalikeError, match=r"pip install .lookalike\[parquet\]"):
         load_data(f"table:{tmp_path / 'shop.parquet'}")
 
 
@@ -83,7 +86,7 @@ def test_absolute_paths_stay_and_missing_files_are_remarked(tmp_path: Path) -> N
     assert data.remarks[0] == "1 listed image file is missing, of 1 class: 0 (1)."
 
 
-def test_wrong_columns_are_told_with_those_found(tmp_path: Path) -> None:
+def test_missing_columns_are_reported_with_the_existing_ones(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"no column 'label'; it has path, split\."):
         load_data(f"table:{write_table(tmp_path, ROWS, ('path', 'split'))}")
     with pytest.raises(TrainingError, match="no column 'y_1' and no 'y_2'"):
@@ -100,7 +103,7 @@ def test_wrong_columns_are_told_with_those_found(tmp_path: Path) -> None:
         ({"label": ""}, "needs a label and a path"),
     ],
 )
-def test_a_wrong_row_is_told_with_its_line(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+def test_an_invalid_row_is_reported_with_its_line(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
     with pytest.raises(TrainingError, match=f"shop.csv, line 7: .*{problem}"):
         load_data(f"table:{write_table(tmp_path, [*ROWS, ROWS[0] | change])}")
 
@@ -122,5 +125,5 @@ def test_a_query_without_a_photo_to_find_is_remarked_and_only_such_are_refused(t
     lonely = {"label": 3, "path": "d0.jpg", "split": "validation", "is_query": True, "is_gallery": True}
     data = load_data(f"table:{write_table(tmp_path, [*ROWS, lonely])}")
     assert data.remarks[-1] == "1 test photo has no other photo of the class to find: 3 (1)."
-    with pytest.raises(TrainingError, match="nothing to measure"):
+    with pytest.raises(TrainingError, match="cannot be measured"):
         load_data(f"table:{write_table(tmp_path, [*ROWS[:3], lonely])}")

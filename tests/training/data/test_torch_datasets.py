@@ -10,7 +10,7 @@ from PIL import Image
 from index.embedding.images import Preprocessing, decode
 from tests.support.tiny_gallery import tiny_photo, write_tiny_folder
 from training.config import AugmentationSettings
-from training.data.registry import Photo, load_data
+from training.data import Photo, load_data
 from training.data.torch_datasets import MeasuredPhotos, TrainingPhotos, decoding_workers, read_photo
 from training.errors import TrainingError
 
@@ -41,7 +41,7 @@ def test_measured_photos_are_the_pixels_that_serving_sees(photos: tuple[Photo, .
     np.testing.assert_array_equal(MeasuredPhotos(photos, rule)[3].numpy(), expected)
 
 
-def test_an_unreadable_photo_is_named_with_its_class(tmp_path: Path) -> None:
+def test_an_unreadable_photo_is_reported_with_its_class(tmp_path: Path) -> None:
     path = tmp_path / "broken.jpg"
     path.write_bytes(tiny_photo(0, 0)[:100])
     with pytest.raises(TrainingError, match=r"broken\.jpg \(class mug\)"):
@@ -61,7 +61,7 @@ def test_a_photo_is_cut_to_its_box_before_anything_else(tmp_path: Path) -> None:
 def test_a_box_is_cut_to_the_image_but_one_outside_is_refused(tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_bytes(tiny_photo(0, 0))
     assert read_photo(Photo(tmp_path / "photo.jpg", "mug", (-5, 90, 20, 300))).size == (20, 6)
-    with pytest.raises(TrainingError, match=r"photo\.jpg \(class mug\): the box .* lies outside its \(96, 96\) pixels"):
+    with pytest.raises(TrainingError, match=r"photo\.jpg \(class mug\): the box .* is outside its \(96, 96\) pixels"):
         read_photo(Photo(tmp_path / "photo.jpg", "mug", (96, 0, 120, 20)))
 
 
@@ -77,7 +77,7 @@ def test_a_box_of_a_large_photo_is_measured_as_if_all_of_it_were_decoded(tmp_pat
     assert np.abs(MeasuredPhotos([photo], rule)[0].numpy() - expected).mean() < 2
 
 
-def test_an_unreadable_training_photo_is_named_with_its_class(tmp_path: Path) -> None:
+def test_an_unreadable_training_photo_is_reported_with_its_class(tmp_path: Path) -> None:
     (tmp_path / "broken.jpg").write_bytes(tiny_photo(0, 0)[:-100])
     with pytest.raises(TrainingError, match=r"broken\.jpg \(class mug\) cannot be used: The image is truncated"):
         TrainingPhotos([Photo(tmp_path / "broken.jpg", "mug")], 16, AugmentationSettings(), seed=0)[0, 0]

@@ -9,10 +9,8 @@ import pytest
 from PIL import Image
 
 from tests.support.tiny_gallery import tiny_photo, write_tiny_folder
-from training.data import validation
-from training.data.registry import DataSet, Photo, load_data
+from training.data import DataSet, Photo, check_photos, load_data, validation
 from training.data.torch_datasets import read_photo
-from training.data.validation import check_photos
 from training.errors import TrainingError
 
 
@@ -27,16 +25,16 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The photos that were decoded, as the check goes on doing so."""
+def checked_photos(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The photos that were decoded; the check still runs."""
     seen: list[Path] = []
-    look = validation._problem
+    look = validation.photo_problem
 
     def watched(photo: Photo) -> str | None:
         seen.append(photo.path)
         return look(photo)
 
-    monkeypatch.setattr(validation, "_problem", watched)
+    monkeypatch.setattr(validation, "photo_problem", watched)
     return seen
 
 
@@ -52,7 +50,7 @@ def test_good_photos_are_left_as_they_are(data: DataSet, cache: Path) -> None:
     assert steps[-1] == (32, 32)
 
 
-def test_unreadable_photos_are_left_out_and_named_by_class_with_the_reason(data: DataSet, cache: Path) -> None:
+def test_unreadable_photos_are_left_out_and_reported_by_class_with_the_reason(data: DataSet, cache: Path) -> None:
     first, second, third = data.train[0], data.train[1], data.test[0]
     first.path.write_bytes(b"")
     second.path.write_bytes(tiny_photo(0, 0)[:-200])
@@ -67,37 +65,37 @@ def test_unreadable_photos_are_left_out_and_named_by_class_with_the_reason(data:
     assert any("is empty" in reason for reason in reasons) and any("truncated" in reason for reason in reasons)
 
 
-def test_photos_found_good_are_not_looked_at_again_until_they_change(
-    data: DataSet, cache: Path, looked_at: list[Path]
+def test_good_photos_are_not_checked_again_until_they_change(
+    data: DataSet, cache: Path, checked_photos: list[Path]
 ) -> None:
     check_photos(data, cache=cache)
-    assert len(looked_at) == 32
-    looked_at.clear()
+    assert len(checked_photos) == 32
+    checked_photos.clear()
     changed = data.train[3].path
     facts = changed.stat()
     os.utime(changed, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
     check_photos(data, cache=cache)
-    assert looked_at == [changed]
+    assert checked_photos == [changed]
 
 
-def test_a_bad_photo_is_looked_at_again_each_time(data: DataSet, cache: Path, looked_at: list[Path]) -> None:
+def test_a_bad_photo_is_checked_again_each_time(data: DataSet, cache: Path, checked_photos: list[Path]) -> None:
     data.train[0].path.write_bytes(b"no image")
     first = check_photos(data, cache=cache)
-    looked_at.clear()
+    checked_photos.clear()
     assert check_photos(data, cache=cache) == first
-    assert looked_at == [data.train[0].path]
+    assert checked_photos == [data.train[0].path]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
 def test_the_check_and_the_training_agree_on_what_is_readable(data: DataSet, cache: Path, kind: str) -> None:
-    """Cut anywhere, a file that passes the quick look is one that training can decode."""
-    whole = photo_bytes(kind)
+    """A truncated file that passes the check can be decoded by training."""
+    complete = photo_bytes(kind)
     folder = data.train[0].path.parent
-    cuts = [len(whole) * share // 20 for share in range(1, 20)] + [len(whole) - 1, len(whole)]
+    cuts = [len(complete) * share // 20 for share in range(1, 20)] + [len(complete) - 1, len(complete)]
     photos = []
     for number, cut in enumerate(cuts):
         path = folder / f"cut-{number}.img"
-        path.write_bytes(whole[:cut])
+        path.write_bytes(complete[:cut])
         photos.append(Photo(path, data.train[0].label))
     checked = check_photos(DataSet("cut", (*data.train, *photos), data.test), cache=cache)
     for photo in photos:
@@ -118,7 +116,7 @@ def test_a_box_outside_the_upright_image_is_left_out(data: DataSet, cache: Path)
     inside, outside = Photo(path, label, (250, 350, 260, 390)), Photo(path, label, (350, 250, 390, 260))
     checked = check_photos(DataSet("boxes", (inside, outside, *data.train), data.test), cache=cache)
     assert inside in checked.train and outside not in checked.train
-    assert "lies outside the image of 300 x 400 pixels" in checked.remarks[1]
+    assert "is outside the image of 300 x 400 pixels" in checked.remarks[1]
     assert read_photo(inside).size == (10, 40)
 
 
@@ -131,10 +129,10 @@ def test_a_data_set_of_bad_photos_is_refused_with_the_reason(data: DataSet, cach
         check_photos(data, cache=cache)
 
 
-def test_a_damaged_record_says_what_to_do(data: DataSet, cache: Path) -> None:
+def test_a_damaged_cache_is_reported_with_the_fix(data: DataSet, cache: Path) -> None:
     cache.parent.mkdir()
     cache.write_bytes(b"not a database" * 100)
-    with pytest.raises(TrainingError, match=r"checked\.sqlite cannot be used.*Delete it"):
+    with pytest.raises(TrainingError, match=r"checked\.sqlite is not usable.*Delete it"):
         check_photos(data, cache=cache)
     shutil.rmtree(cache.parent)
     assert check_photos(data, cache=cache) is data

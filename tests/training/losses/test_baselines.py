@@ -25,7 +25,7 @@ def make(name: str, classes: int, size: int, seed: int = 0) -> nn.Module:
 
 
 def proxies_of(loss: nn.Module, size: int) -> Tensor:
-    """One proxy per row, wherever the loss keeps them."""
+    """Returns one proxy per row, wherever the loss keeps them."""
     (weights,) = loss.parameters()
     return weights.detach() if weights.shape[1] == size else weights.detach().T
 
@@ -97,7 +97,7 @@ def test_n_pair_is_the_softmax_of_the_dot_products_of_vectors_as_they_come() -> 
 
 
 def slow_soft_triple(centres: Tensor, embeddings: Tensor, labels: list[int], each: int, tau: float) -> Tensor:
-    """The paper's Eq. 8 to 10 and its regulariser in plain loops, with the authors' settings."""
+    """Returns the paper's Eq. 8 to 10 and its regulariser in plain loops, with the authors' settings."""
     unit = [w / w.norm() for w in centres]
     classes = len(unit) // each
     total = torch.zeros((), dtype=torch.double)

@@ -44,7 +44,7 @@ def test_the_queue_holds_nine_epochs_up_to_the_authors_size(changes: dict[str, A
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "problem"),
     [
         ({}, "give steps_per_epoch, or queue_start and filter_start"),
         ({"queue_start": 5}, "give steps_per_epoch"),
@@ -55,8 +55,8 @@ def test_the_queue_holds_nine_epochs_up_to_the_authors_size(changes: dict[str, A
         ({"steps_per_epoch": 9, "lambda": 0.1}, "no setting 'lambda'.*search_margin"),
     ],
 )
-def test_bad_settings_are_refused_in_words(changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(LookalikeError, match=says):
+def test_invalid_settings_are_refused_with_the_reason(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(LookalikeError, match=problem):
         ProxyISALoss(10, 4, **changes)
 
 

@@ -111,6 +111,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, 
     return [torch.load(directory / f"{rank}.pt") for rank in range(len(SHARES))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_two_processes_equal_one_on_the_joint_batch(ranks: list[dict[str, Any]], variant: str) -> None:
     alone = train(*make(VARIANTS[variant][0], seed=0), slice(None))
@@ -123,6 +124,7 @@ def test_two_processes_equal_one_on_the_joint_batch(ranks: list[dict[str, Any]],
             torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_state_never_differs_between_ranks(ranks: list[dict[str, Any]], variant: str) -> None:
     first, second = (rank[variant]["state"] for rank in ranks)

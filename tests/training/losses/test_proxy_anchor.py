@@ -23,7 +23,7 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
 def slow_proxy_anchor(
     proxies: Tensor, embeddings: Tensor, labels: list[int], alpha: float, positive_alpha: float, scale: float
 ) -> Tensor:
-    """The paper's Eq. 4 with margin 0.1 pair by pair, its positive term with an alpha and a factor of its own."""
+    """Computes the paper's Eq. 4 with margin 0.1 pair by pair, its positive term with its own alpha and factor."""
     cosine = [[x @ p / (x.norm() * p.norm()) for p in proxies] for x in embeddings]
     attraction = repulsion = torch.zeros((), dtype=torch.double)
     for c in range(len(proxies)):

@@ -10,7 +10,6 @@ from pytorch_metric_learning.losses import ProxyAnchorLoss
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from index.errors import LookalikeError
 from tests.training.losses.reference import SlowProxyISA, SlowProxyISAGradient
 from training.losses.class_state import REBUILD_EVERY
 from training.losses.proxy_isa import ProxyISAGradientLoss, ProxyISALoss, ProxyISASettings
@@ -22,7 +21,7 @@ STATES = ("outlier", "informative", "easy", "damped_negatives")
 
 
 def settings(**changes: Any) -> ProxyISASettings:
-    """A schedule and a volume small enough that every rule acts within a few dozen steps."""
+    """Returns a schedule and a volume small enough that every rule acts within a few dozen steps."""
     return ProxyISASettings(**{"queue_start": 3, "filter_start": 6, "queue_size": 37, "volume": 12.0, **changes})
 
 
@@ -39,7 +38,7 @@ def batches(steps: int, seed: int = 0, batch: int = BATCH) -> list[tuple[Tensor,
 
 
 def queue_in_order(loss: ProxyISALoss) -> list[tuple[int, list[float]]]:
-    """The queue's entries from the oldest to the newest."""
+    """Returns the queue's entries from the oldest to the newest."""
     state, capacity = loss.hardness, loss.hardness.settings.queue_capacity
     order = (torch.arange(capacity) + state.pointer) % capacity
     entries = [(int(state.queue_labels[slot]), state.queue[slot].tolist()) for slot in order]
@@ -179,7 +178,7 @@ def test_a_batch_of_outliers_leaves_queue_and_counters_untouched() -> None:
 
 
 @pytest.mark.parametrize("filter_start", [0, 1000])
-def test_a_broken_embedding_spoils_its_step_but_not_the_state(filter_start: int) -> None:
+def test_a_nan_embedding_affects_its_step_but_not_the_state(filter_start: int) -> None:
     loss = ProxyISALoss(CLASSES, SIZE, settings(queue_start=0, filter_start=filter_start, queue_size=500)).double()
     data = batches(3)
     loss(*data[0])
@@ -263,11 +262,11 @@ def test_a_saved_and_resumed_run_continues_bit_for_bit(stop: int) -> None:
         return values
 
     torch.manual_seed(3)
-    whole = ProxyISALoss(CLASSES, SIZE, settings())
+    undisturbed = ProxyISALoss(CLASSES, SIZE, settings())
     resumed = ProxyISALoss(CLASSES, SIZE, settings())
-    resumed.load_state_dict(whole.state_dict())
+    resumed.load_state_dict(undisturbed.state_dict())
     data = batches(30)
-    values = run(whole, data)
+    values = run(undisturbed, data)
     first = run(resumed, data[:stop])
     file = io.BytesIO()
     torch.save(resumed.state_dict(), file)
@@ -275,12 +274,12 @@ def test_a_saved_and_resumed_run_continues_bit_for_bit(stop: int) -> None:
     fresh = ProxyISALoss(CLASSES, SIZE, settings())
     fresh.load_state_dict(torch.load(file, weights_only=True))
     assert first + run(fresh, data[stop:]) == values
-    for name, wanted in whole.state_dict().items():
+    for name, wanted in undisturbed.state_dict().items():
         got = fresh.state_dict()[name]
         assert torch.equal(got, wanted) if isinstance(wanted, Tensor) else got == wanted, name
 
 
-def test_evaluation_mode_leaves_the_state_alone() -> None:
+def test_evaluation_mode_does_not_change_the_state() -> None:
     loss = ProxyISALoss(CLASSES, SIZE, settings(queue_start=0, filter_start=0)).double()
     data = batches(3)
     loss(*data[0])
@@ -296,31 +295,6 @@ def test_proxies_start_kaiming_normal_by_fan_out() -> None:
     loss = ProxyISALoss(400, 64, settings())
     assert loss.proxies.std().item() == pytest.approx(math.sqrt(2 / 400), rel=0.02)
     assert [name for name, _ in loss.named_parameters()] == ["proxies"]
-
-
-@pytest.mark.parametrize(
-    ("embeddings", "labels", "says"),
-    [
-        (torch.zeros(4, SIZE), torch.tensor([0, 1, 2, CLASSES]), f"Label {CLASSES} lies outside 0..{CLASSES - 1}"),
-        (torch.zeros(4, SIZE), torch.tensor([0, -1, 2, 3]), "Label -1 lies outside"),
-        (torch.zeros(4, SIZE), torch.zeros(3, dtype=torch.long), "one label for each of 4 embeddings"),
-        (torch.zeros(4, SIZE), torch.zeros(4, 1, dtype=torch.long), r"got shape \[4, 1\]"),
-        (torch.zeros(4, SIZE), torch.zeros(4), "whole numbers, got torch.float32"),
-        (torch.zeros(4, SIZE + 1), torch.zeros(4, dtype=torch.long), r"shape \[batch, 5\], got \[4, 6\]"),
-        (torch.zeros(0, SIZE), torch.zeros(0, dtype=torch.long), "skip empty batches"),
-    ],
-)
-def test_a_bad_batch_is_refused_with_the_offending_value(embeddings: Tensor, labels: Tensor, says: str) -> None:
-    loss = ProxyISALoss(CLASSES, SIZE, settings())
-    with pytest.raises(LookalikeError, match=says):
-        loss(embeddings, labels)
-    assert loss.hardness.steps == 0
-
-
-def test_half_precision_proxies_are_refused() -> None:
-    loss = ProxyISALoss(CLASSES, SIZE, settings()).half()
-    with pytest.raises(LookalikeError, match=r"proxies in torch.float16"):
-        loss(torch.ones(2, SIZE), torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize("kind", [ProxyISALoss, ProxyISAGradientLoss, ProxyNCAISALoss])

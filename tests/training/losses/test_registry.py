@@ -108,7 +108,7 @@ def test_half_precision_embeddings_leave_the_weights_in_float32(name: str) -> No
 
 
 @pytest.mark.parametrize("name", loss_names())
-def test_a_batch_of_one_class_is_survived(name: str) -> None:
+def test_a_batch_of_one_class_gives_a_finite_loss(name: str) -> None:
     torch.manual_seed(0)
     loss = make_loss(name, CLASSES, SIZE, SPECIAL.get(name, {}))
     x = torch.randn(6, SIZE, requires_grad=True)
@@ -120,17 +120,17 @@ def test_a_batch_of_one_class_is_survived(name: str) -> None:
 @pytest.mark.parametrize("name", loss_names())
 def test_labels_out_of_range_are_refused(name: str) -> None:
     loss = make_loss(name, CLASSES, SIZE, SPECIAL.get(name, {}))
-    with pytest.raises(LookalikeError, match=f"Label {CLASSES} lies outside"):
+    with pytest.raises(LookalikeError, match=f"Label {CLASSES} is outside"):
         loss(torch.randn(2, SIZE), torch.tensor([0, CLASSES]))
 
 
-def test_an_unknown_loss_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_loss_is_refused_with_the_known_ones() -> None:
     with pytest.raises(LookalikeError, match=r"'proxy_anker'.*proxy_isa, .*n_pair"):
         make_loss("proxy_anker", CLASSES, SIZE, {})
 
 
 @pytest.mark.parametrize("name", loss_names())
-def test_an_unknown_setting_is_answered_with_the_known_ones(name: str) -> None:
+def test_an_unknown_setting_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(LookalikeError) as caught:
         make_loss(name, CLASSES, SIZE, {**SPECIAL.get(name, {}), "temprature": 1})
     assert "no setting 'temprature'" in caught.value.problem

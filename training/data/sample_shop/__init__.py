@@ -1,4 +1,4 @@
-"""A sample shop of drawn products: enough honest photos to train, index and search without any download.
+"""A sample shop of drawn products: enough photos to train, index and search without a download.
 
 Twelve families of products are built as surfaces and photographed by a small renderer (numpy and Pillow only);
 every photo follows from the seed.

@@ -43,21 +43,21 @@ class Camera:
         return cls(turn, camera.position, focal, (centre[0] - middle[0], centre[1] - middle[1]))
 
     def project(self, points: Array) -> tuple[Array, Array, Array]:
-        """Picture x, y and nearness (one over depth) of (3, N) world points."""
+        """Returns picture x, y and nearness (one over depth) of (3, N) world points."""
         offset = points - self.position[:, None].astype(points.dtype)
         right, up, back = np.einsum("ij,jn->in", self.turn.astype(points.dtype), offset)
         near = -1.0 / np.minimum(back, -1e-3)
         return self.shift[0] + self.focal * right * near, self.shift[1] - self.focal * up * near, near
 
     def rays(self, size: int) -> Array:
-        """World directions (3, size, size) through the pixel centres."""
+        """Returns world directions (3, size, size) through the pixel centres."""
         at = (np.arange(size) + 0.5) / size
         x, y = np.meshgrid((at - self.shift[0]) / self.focal, (self.shift[1] - at) / self.focal)
         result: Array = np.einsum("ji,jyx->iyx", self.turn, np.stack([x, y, -np.ones_like(x)])).astype(np.float32)
         return result
 
     def floor_map(self, size: int) -> Array:
-        """The homography from pixel coordinates to the floor's (x, z)."""
+        """Returns the homography from pixel coordinates to the floor's (x, z)."""
         to_ray = self.turn.T @ np.array(
             [
                 [1 / (size * self.focal), 0, -self.shift[0] / self.focal],
@@ -72,7 +72,7 @@ class Camera:
 
 @dataclass(frozen=True)
 class Light:
-    """A key light, the sky's fill and what the floor throws back, all as linear colours."""
+    """A key light, the sky's fill and what the floor reflects, all as linear colours."""
 
     direction: Array  # (3,) unit, towards the light
     key: Array
@@ -81,7 +81,7 @@ class Light:
     softness: float  # blur of cast shadows, as a fraction of the thing's size
 
     def axes(self) -> Array:
-        """(3, 3) rows: across, along and towards the light."""
+        """Returns (3, 3) rows: across, along and towards the light."""
         across = np.cross([0.0, 1.0, 0.0], self.direction)
         across /= np.sqrt((across**2).sum())
         return np.stack([across, np.cross(self.direction, across), self.direction])

@@ -23,10 +23,10 @@ class Mesh:
     size: tuple[float, float]
     two_sided: bool = False
 
-    def moved(self, x: float = 0.0, y: float = 0.0, z: float = 0.0) -> Mesh:
+    def translate(self, x: float = 0.0, y: float = 0.0, z: float = 0.0) -> Mesh:
         return replace(self, points=self.points + np.array([x, y, z]))
 
-    def turned(self, axis: str, degrees: float) -> Mesh:
+    def rotate(self, axis: str, degrees: float) -> Mesh:
         turn = rotation(axis, degrees).T
         return replace(
             self,
@@ -34,7 +34,7 @@ class Mesh:
             normals=np.einsum("nj,jk->nk", self.normals, turn),
         )
 
-    def scaled(self, x: float, y: float, z: float) -> Mesh:
+    def scale(self, x: float, y: float, z: float) -> Mesh:
         factors = np.array([x, y, z])
         normals = self.normals / factors
         return replace(self, points=self.points * factors, normals=normals / _length(normals))
@@ -43,14 +43,14 @@ class Mesh:
         return replace(self, two_sided=True)
 
     def flat_uv(self, width: tuple[float, float], height: tuple[float, float]) -> Mesh:
-        """Projects the texture from the front (x and y over the given ranges), as a printed sheet would lie."""
+        """Projects the texture from the front (x and y over the given ranges), like a printed sheet."""
         span = np.array([width[1] - width[0], height[1] - height[0]])
         uv = (self.points[:, :2] - np.array([width[0], height[0]])) / span
         return replace(self, uv=uv, size=(float(span[0]), float(span[1])))
 
 
 def rotation(axis: str, degrees: float) -> Array:
-    """The matrix that turns a column vector about one axis, counter-clockwise seen from its tip."""
+    """Returns the matrix that turns a column vector about one axis, counter-clockwise seen from its tip."""
     angle = np.radians(degrees)
     cos, sin = np.cos(angle), np.sin(angle)
     if axis == "x":
@@ -66,7 +66,7 @@ def _length(vectors: Array) -> Array:
 
 
 def grid(points: Array, *, two_sided: bool = False) -> Mesh:
-    """A mesh over a (rows, columns, 3) grid: u runs along the columns, v along the rows, u x v points outward."""
+    """Builds a mesh over a (rows, columns, 3) grid: u along the columns, v along the rows, u x v outward."""
     rows, columns = points.shape[:2]
     closed_u = np.allclose(points[:, 0], points[:, -1], atol=1e-6)
     closed_v = np.allclose(points[0], points[-1], atol=1e-6)
@@ -107,7 +107,7 @@ def _mean_length(points: Array, axis: int) -> float:
 
 
 def smooth(knots: Sequence[Sequence[float]] | Array, count: int, *, closed: bool = False) -> Array:
-    """A Catmull-Rom curve through the knots, sampled at `count` parameters (a closed one returns to its start)."""
+    """Samples a Catmull-Rom curve through the knots at `count` parameters; a closed one returns to its start."""
     k = np.asarray(knots, float)
     k = np.concatenate([k[-1:], k, k[:2]]) if closed else np.concatenate([k[:1] * 2 - k[1:2], k, k[-1:] * 2 - k[-2:-1]])
     spans = len(k) - 3
@@ -119,8 +119,8 @@ def smooth(knots: Sequence[Sequence[float]] | Array, count: int, *, closed: bool
     return result
 
 
-def filleted(corners: Sequence[Sequence[float]], radius: float, steps: int = 5) -> Array:
-    """A polyline whose inner corners are rounded, so that edges catch the light as bevels do."""
+def fillet(corners: Sequence[Sequence[float]], radius: float, steps: int = 5) -> Array:
+    """Rounds the inner corners of a polyline, so that edges catch the light as bevels do."""
     p = np.asarray(corners, float)
     out = [p[:1]]
     t = np.linspace(0, 1, steps)[:, None]
@@ -141,7 +141,7 @@ def revolve(profile: Sequence[Sequence[float]] | Array, segments: int = 48) -> M
 
 
 def superellipse(width: float, depth: float, power: float = 2.0, count: int = 48) -> Array:
-    """A closed ring of (x, z) half-axes `width`, `depth`; power 2 is an ellipse, larger is boxier."""
+    """Builds a closed ring of (x, z) half-axes `width`, `depth`; power 2 is an ellipse, larger is boxier."""
     angle = np.linspace(0, 2 * np.pi, count + 1) + np.pi
     s, c = np.sin(angle), np.cos(angle)
     ring = np.stack([np.sign(s) * np.abs(s) ** (2 / power) * width, np.sign(c) * np.abs(c) ** (2 / power) * depth], -1)
@@ -159,7 +159,7 @@ def loft(levels: Sequence[tuple[float, float, float]], *, power: float = 4.0, co
 
 
 def rounded_box(width: float, height: float, depth: float, radius: float, power: float = 6.0) -> Mesh:
-    """A box standing on y = 0 with rounded edges."""
+    """Builds a box standing on y = 0 with rounded edges."""
     r = min(radius, width / 2, height / 2, depth / 2)
     levels: list[tuple[float, float, float]] = [(0.0, 0.0, 0.0)]
     for turn in np.linspace(0, np.pi / 2, 5):
@@ -171,7 +171,7 @@ def rounded_box(width: float, height: float, depth: float, radius: float, power:
 
 
 def slab(outline: Array, thickness: float, bevel: float = 0.02, dome: float = 0.0) -> Mesh:
-    """A flat plate of a closed (x, y) outline, counter-clockwise, centred on z = 0; `dome` swells its front."""
+    """Builds a flat plate of a closed (x, y) outline, counter-clockwise, centred on z = 0; `dome` swells its front."""
     middle = outline[:-1].mean(axis=0)
     reach = float(np.abs(outline - middle).max())
     half, b = thickness / 2, min(bevel, thickness / 2)
@@ -194,7 +194,7 @@ def sweep(
     power: float = 2.0,
     capped: bool = True,
 ) -> Mesh:
-    """A tube along a path; `up` orients the section, `flatten` is its extent along `up` over its other extent."""
+    """Builds a tube along a path; `up` orients the section, `flatten` is its extent along `up` over that across."""
     closed = np.allclose(path[0], path[-1])
     tangent = np.gradient(path, axis=0)
     if closed:
@@ -226,7 +226,7 @@ def _with_round_ends(path: Array, r: Array, side: Array, lift: Array, tangent: A
 
 
 def arch(half: float, foot: float, top: float, z: float = 0.0, power: float = 2.3) -> Array:
-    """A handle's line in the plane of `z`: up from (-half, foot), over `top`, down to (half, foot)."""
+    """Builds a handle's line in the plane of `z`: up from (-half, foot), over `top`, down to (half, foot)."""
     turn = np.linspace(np.pi, 0, 41)
     c, s = np.cos(turn), np.sin(turn)
     x, y = np.sign(c) * np.abs(c) ** (2 / power) * half, foot + (top - foot) * np.abs(s) ** (2 / power)
@@ -239,7 +239,7 @@ def ball(radius: float, segments: int = 24) -> Mesh:
 
 
 def tube_between(start: Sequence[float], end: Sequence[float], r0: float, r1: float, segments: int = 14) -> Mesh:
-    """A straight, tapering rod with round ends."""
+    """Builds a straight, tapering rod with round ends."""
     t = np.linspace(0, 1, 5)[:, None]
     path = np.asarray(start, float) * (1 - t) + np.asarray(end, float) * t
     along = np.abs(path[-1] - path[0])

@@ -1,4 +1,4 @@
-"""Colours and materials: the named palettes of the shop and how each kind of surface answers light."""
+"""Colours and materials: the named palettes of the shop and how each kind of surface reflects light."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PALETTES: dict[str, tuple[str, tuple[tuple[str, str], tuple[str, str]]]] = {
 
 
 def linear(colour: str) -> Array:
-    """A web colour as linear light."""
+    """Returns a web colour as linear light."""
     return from_bytes(np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]))
 
 
@@ -44,7 +44,7 @@ _LINEAR = np.where(_BYTES < 0.04045, _BYTES / 12.92, ((_BYTES + 0.055) / 1.055) 
 
 
 def from_bytes(values: Array) -> Array:
-    """Linear light of sRGB bytes."""
+    """Returns the linear light of sRGB bytes."""
     return np.take(_LINEAR, values)
 
 
@@ -92,12 +92,12 @@ class Look:
 
 
 def solid(colour: str, gloss: float = 0.15, metal: float = 0.0, glow: float = 0.0, lace: int = 0) -> Material:
-    """One colour all over."""
+    """Returns a material of one colour."""
     return Material(np.stack([linear(colour)] * 3), PLAIN, gloss, metal, glow, lace)
 
 
 def wood(tone: str, dark: str, seed: int = 0) -> Material:
-    """Planed wood with a visible grain."""
+    """Returns planed wood with a visible grain."""
     return Material(np.stack([linear(tone), linear(dark), linear(dark)]), Pattern("grain", 1.0, seed), 0.2)
 
 

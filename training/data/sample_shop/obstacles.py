@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from training.data.sample_shop.geometry import Array, Mesh, ball, filleted, grid, revolve, rounded_box, smooth
+from training.data.sample_shop.geometry import Array, Mesh, ball, fillet, grid, revolve, rounded_box, smooth
 from training.data.sample_shop.looks import Material, Part, solid
 from training.data.sample_shop.render import Model
 
@@ -12,7 +12,7 @@ TONES = ("#d8b98f", "#b8563f", "#e9e3d6", "#4d6b78", "#d9a441", "#7d8f69", "#8a6
 
 
 def obstacle(points: Array, rng: np.random.Generator) -> Model:
-    """Something in front of the thing at (N, 3) points, low on its left or right."""
+    """Builds something in front of the thing at (N, 3) points, low on its left or right."""
     low, high = points.min(axis=0), points.max(axis=0)
     side = float(rng.choice([-1, 1]))
     x = side * (high[0] - low[0]) * rng.uniform(0.2, 0.42)
@@ -30,22 +30,22 @@ def obstacle(points: Array, rng: np.random.Generator) -> Model:
         parts = [Part(_cup(rng), solid(tone, 0.5))]
     else:
         parts = [Part(_ribbon(side, rng), solid(tone, 0.35))]
-    return Model.of([Part(p.mesh.scaled(size, size, size).moved(x, 0, z), p.material) for p in parts])
+    return Model.of([Part(p.mesh.scale(size, size, size).translate(x, 0, z), p.material) for p in parts])
 
 
 def _box(rng: np.random.Generator) -> Mesh:
     box = rounded_box(rng.uniform(0.2, 0.36), rng.uniform(0.2, 0.42), rng.uniform(0.2, 0.36), 0.015, 12.0)
-    return box.turned("y", rng.uniform(-50, 50))
+    return box.rotate("y", rng.uniform(-50, 50))
 
 
 def _ball(rng: np.random.Generator) -> Mesh:
     radius = rng.uniform(0.11, 0.17)
-    return ball(radius, 32).moved(y=radius)
+    return ball(radius, 32).translate(y=radius)
 
 
 def _cup(rng: np.random.Generator) -> Mesh:
     r, h = rng.uniform(0.09, 0.13), rng.uniform(0.24, 0.44)
-    wall = filleted([(0, 0), (r * 0.8, 0), (r, h), (r - 0.02, h), (r * 0.7, h * 0.3), (0, h * 0.3)], 0.015)
+    wall = fillet([(0, 0), (r * 0.8, 0), (r, h), (r - 0.02, h), (r * 0.7, h * 0.3), (0, h * 0.3)], 0.015)
     return revolve(wall, 40)
 
 
@@ -55,16 +55,16 @@ def _sprig(side: float, rng: np.random.Generator) -> list[Part]:
     for _ in range(int(rng.integers(2, 5))):
         leaf = _leaf(rng.uniform(0.32, 0.6), rng.uniform(0.07, 0.12))
         leaf = (
-            leaf.turned("x", rng.uniform(-30, 25))
-            .turned("z", side * rng.uniform(-5, 65))
-            .turned("y", rng.uniform(-30, 30))
+            leaf.rotate("x", rng.uniform(-30, 25))
+            .rotate("z", side * rng.uniform(-5, 65))
+            .rotate("y", rng.uniform(-30, 30))
         )
-        parts.append(Part(leaf.moved(x=side * 0.1), greens[int(rng.integers(4))]))
+        parts.append(Part(leaf.translate(x=side * 0.1), greens[int(rng.integers(4))]))
     return parts
 
 
 def _leaf(length: float, half: float) -> Mesh:
-    """A pointed leaf growing up from the origin, folded a little along its rib and drooping at the tip."""
+    """Builds a pointed leaf growing up from the origin, folded a little along its rib and drooping at the tip."""
     t = np.linspace(0, 1, 18)[:, None]
     across = np.linspace(-1, 1, 11)[None, :]
     reach = half * np.sin(np.pi * t**0.8) ** 0.8
@@ -75,7 +75,7 @@ def _leaf(length: float, half: float) -> Mesh:
 
 
 def _ribbon(side: float, rng: np.random.Generator) -> Mesh:
-    """A band that curls over the floor and rises at the product's side."""
+    """Builds a band that curls over the floor and rises at the product's side."""
     reach, half = rng.uniform(0.3, 0.5), rng.uniform(0.05, 0.08)
     knots = [(0.5, 0.06), (0.22, 0.26), (0.0, 0.08), (-reach * 0.5, 0.34), (-reach, 0.06)]
     line = smooth(np.array(knots) * [side, 1], 48)

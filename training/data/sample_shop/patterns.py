@@ -10,7 +10,7 @@ import numpy as np
 from training.data.sample_shop.geometry import Array
 
 Motif = Callable[[Array, Array, "Pattern"], Array]
-"""Takes cell coordinates (whole numbers at cell borders) and answers colour numbers 0 (main), 1 or 2."""
+"""Takes cell coordinates (integers at cell borders) and returns colour numbers 0 (main), 1 or 2."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Pattern:
     seed: int = 0
 
     def colour_numbers(self, u: Array, v: Array, size: tuple[float, float]) -> Array:
-        """Colour number at each (u, v); a whole, even number of cells goes around so that no seam shows."""
+        """Returns the colour number at each (u, v); an even number of cells goes around, so that no seam shows."""
         motif, cells = MOTIFS[self.name]
         per_unit = cells * self.density
         around = max(2, 2 * round(size[0] * per_unit / 2))
@@ -113,13 +113,13 @@ def _grain(a: Array, b: Array, pattern: Pattern) -> Array:
 
 
 def _glint(a: Array, b: Array, pattern: Pattern) -> Array:
-    """The slanting reflections of a pane."""
+    """Returns the slanting reflections of a pane."""
     slant = 0.5 * a + 0.7 * b
     return ((np.abs(slant - 0.62) < 0.1) | (np.abs(slant - 0.82) < 0.035)).astype(np.int8)
 
 
 def _dial(a: Array, b: Array, pattern: Pattern) -> Array:
-    """A watch face at ten past ten or so; the seed chooses the marks and moves the hands."""
+    """Returns a watch face at about ten past ten; the seed chooses the marks and moves the hands."""
     x, y = a / 2 - 0.5, b - 0.5
     radius = 2 * np.sqrt(x * x + y * y)
     turn = (np.arctan2(x, y) / (2 * np.pi)) % 1
@@ -141,7 +141,7 @@ def _dial(a: Array, b: Array, pattern: Pattern) -> Array:
 
 
 def _hash(i: Array, j: Array, seed: int) -> Array:
-    """A repeatable fraction in [0, 1) for each cell."""
+    """Returns a repeatable fraction in [0, 1) for each cell."""
     mixed = (i.astype(np.int64) * 73856093) ^ (j.astype(np.int64) * 19349663) ^ (seed * 83492791 + 12345)
     mixed = (mixed ^ (mixed >> 13)) * 1274126177
     return ((mixed >> 8) & 0xFFFF) / 65536.0

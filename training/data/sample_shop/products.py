@@ -20,7 +20,7 @@ NAMES = (
 
 @dataclass(frozen=True)
 class Product:
-    """One article: what the catalogue says about it and what it takes to build it."""
+    """A product: its attributes in the catalogue and what is needed to build it."""
 
     item_id: str
     title: str
@@ -39,12 +39,12 @@ class Product:
         return FAMILIES[self.category]
 
     def model(self) -> Model:
-        """Its surfaces, standing on the floor around the origin, the longest side one unit long."""
-        return Model.of(self.family.build(self.look, self.form, np.random.default_rng([*self.seeds, 1]))).normalised()
+        """Returns its surfaces, standing on the floor around the origin, the longest side one unit long."""
+        return Model.of(self.family.build(self.look, self.form, np.random.default_rng([*self.seeds, 1]))).normalise()
 
 
 def design_products(seed: int, per_family: int = 12) -> list[Product]:
-    """All products of a shop. Within a family no two have both the same colour and the same pattern.
+    """Returns all products of a shop. Within a family no two have both the same colour and the same pattern.
 
     Each third product is kept `unseen`, so that a search can be tried on articles training never met.
     """
@@ -88,9 +88,9 @@ def _family_products(seed: int, family_number: int, category: str, count: int) -
 
 
 def _distinct_looks(family: Family, count: int, rng: np.random.Generator) -> list[tuple[str, str]]:
-    """Pairs of colour and pattern, each used once; few of both, so that most products have near twins.
+    """Returns pairs of colour and pattern, each used once; few of both, so that most products have near twins.
 
-    Palettes are listed by hue: neighbours there are hard to tell apart in another light.
+    Palettes are listed by hue: neighbours there are hard to distinguish in another light.
     """
     names = list(PALETTES)
     first, second, third = (int(i) for i in rng.permutation(len(names) // 2)[:3] * 2)

@@ -72,7 +72,7 @@ def _slopes(fx: Array, fy: Array, fz: Array) -> tuple[Array, Array]:
 
 
 def weights_at(x: Array, y: Array, corners: Array, pixels: Array, size: int) -> Array:
-    """How much each of a face's three `corners`, (n, 3) vertex numbers, counts at the centres of n pixels."""
+    """Returns how much each of a face's three `corners`, (n, 3) vertex numbers, counts at the centres of n pixels."""
     x0, x1, x2 = np.take(x, corners.T)
     y0, y1, y2 = np.take(y, corners.T)
     px, py = pixels % size + np.float32(0.5), pixels // size + np.float32(0.5)

@@ -45,14 +45,14 @@ class Model:
             np.array([p.mesh.two_sided for p in parts]),
         )
 
-    def normalised(self) -> Model:
-        """Standing on the floor around the origin, its longest side one unit long."""
+    def normalise(self) -> Model:
+        """Returns the model standing on the floor around the origin, its longest side one unit long."""
         low, high = self.points.min(axis=0), self.points.max(axis=0)
         foot = np.array([(low[0] + high[0]) / 2, low[1], (low[2] + high[2]) / 2], np.float32)
         return replace(self, points=(self.points - foot) / (high - low).max())
 
-    def turned(self, turn: Array) -> Model:
-        """Turned about the origin by a (3, 3) rotation."""
+    def rotate(self, turn: Array) -> Model:
+        """Returns the model rotated about the origin by a (3, 3) matrix."""
         points, normals = (np.einsum("nj,kj->nk", a, turn.astype(np.float32)) for a in (self.points, self.normals))
         return replace(self, points=points, normals=normals)
 
@@ -90,8 +90,8 @@ class ShadowMap:
         _, nearness = rasterise((x - low[0]) * scale, (y - low[1]) * scale, near + offset, model.faces, SHADOW_SIZE)
         return cls(axes, low, scale, nearness, offset)
 
-    def lit(self, points: Array, normals: Array) -> Array:
-        """How much of the key light reaches (3, n) points: 1 in the open, 0 behind something."""
+    def light_at(self, points: Array, normals: Array) -> Array:
+        """Returns how much of the key light reaches (3, n) points: 1 in the open, 0 behind something."""
         lifted = points + normals * np.float32(0.012)
         x, y, near = np.einsum("ij,jn->in", self.axes, lifted)
         x, y = (x - self.low[0]) * self.scale, (y - self.low[1]) * self.scale
@@ -104,7 +104,7 @@ class ShadowMap:
         return total / 5
 
     def on_floor(self, camera: Camera, size: int, softness: float) -> Array:
-        """Darkness (0 to 1) that the thing casts on the floor, as a (size, size) picture."""
+        """Returns the darkness (0 to 1) that the thing casts on the floor, as a (size, size) picture."""
         covered = Image.fromarray((self.nearness.reshape(SHADOW_SIZE, SHADOW_SIZE) > 0).astype(np.uint8) * 255)
         radius = softness * self.scale
         wide = np.asarray(covered.filter(ImageFilter.GaussianBlur(radius * 2.2)), np.float32)
@@ -117,18 +117,18 @@ class ShadowMap:
                 [0, 0, 1],
             ]
         )
-        return warped(soft, to_map @ camera.floor_map(size), size) * np.float32(1 / 255)
+        return warp(soft, to_map @ camera.floor_map(size), size) * np.float32(1 / 255)
 
 
-def warped(image: Image.Image, homography: Array, size: int) -> Array:
-    """A (size, size) picture in bytes whose pixels look up the grey image at the mapped coordinates."""
+def warp(image: Image.Image, homography: Array, size: int) -> Array:
+    """Returns a (size, size) picture in bytes whose pixels look up the grey image at the mapped coordinates."""
     h = (homography / homography[2, 2]).ravel()
     out = image.transform((size, size), Image.Transform.PERSPECTIVE, tuple(h[:8]), Image.Resampling.BILINEAR)
     return np.asarray(out)
 
 
 def contact_on_floor(model: Model, camera: Camera, size: int) -> Array:
-    """The dark seam where things meet the floor: their lowest parts seen from above, blurred."""
+    """Returns the dark seam where things meet the floor: their lowest parts seen from above, blurred."""
     x, y, z = model.points.T
     low = np.take(y, model.faces).max(axis=1) < 0.16
     if not low.any():
@@ -141,11 +141,11 @@ def contact_on_floor(model: Model, camera: Camera, size: int) -> Array:
         ImageFilter.GaussianBlur(0.045 * scale)
     )
     to_map = np.array([[scale, 0, side / 2], [0, scale, side / 2], [0, 0, 1]])
-    return warped(soft, to_map @ camera.floor_map(size), size) * np.float32(1 / 255)
+    return warp(soft, to_map @ camera.floor_map(size), size) * np.float32(1 / 255)
 
 
 def draw(model: Model, camera: Camera, light: Light, shadows: ShadowMap, size: int) -> tuple[Array, Array]:
-    """The model as linear (size, size, 3) light, dimmed by its (size, size, 1) coverage of each pixel."""
+    """Returns the model as linear (size, size, 3) light, dimmed by its (size, size, 1) coverage of each pixel."""
     fine = size * OVERSAMPLING
     x, y, near = camera.project(model.points.T)
     x, y = x * fine, y * fine
@@ -167,7 +167,7 @@ def draw(model: Model, camera: Camera, light: Light, shadows: ShadowMap, size: i
 
 
 def _blend(model: Model, corners: Array, weights: Array) -> Array:
-    """Position, normal and texture coordinates, (8, n), of points within faces."""
+    """Returns position, normal and texture coordinates, (8, n), of points within faces."""
     attributes = np.concatenate([model.points, model.normals, model.uv], 1)
     blended = np.take(attributes, corners[:, 0], axis=0) * weights[0][:, None]
     for i in (1, 2):
@@ -176,7 +176,7 @@ def _blend(model: Model, corners: Array, weights: Array) -> Array:
 
 
 def _shade(model: Model, part: Array, surface: Array, camera: Camera, light: Light, shadows: ShadowMap) -> Array:
-    """Linear light (3, n) from points of the surface to the camera."""
+    """Returns the linear light (3, n) from points of the surface to the camera."""
     points, normals, (u, v) = surface[:3], _unit(surface[3:6]), surface[6:8]
     view = _unit(camera.position.astype(np.float32)[:, None] - points)
     facing = _dot(normals, view)
@@ -190,7 +190,7 @@ def _shade(model: Model, part: Array, surface: Array, camera: Camera, light: Lig
     )
     to_light = light.direction.astype(np.float32)
     slope = _dot(normals, to_light[:, None])
-    lit = shadows.lit(points, normals)
+    lit = shadows.light_at(points, normals)
     diffuse = np.clip((slope + 0.12) / 1.12, 0, 1) * (0.12 + 0.88 * lit)
     open_sky = 0.5 + 0.5 * normals[1]
     nook = np.clip(0.5 + points[1] * 2.2, 0.5, 1)  # little of the sky reaches what is close to the floor
@@ -225,7 +225,7 @@ def _albedo(model: Model, part: Array, u: Array, v: Array) -> Array:
 
 
 def _surroundings(direction: Array, light: Light) -> tuple[Array, Array]:
-    """What a polished surface mirrors: a rectangular softbox around the key light, a bright room above a dim one."""
+    """Returns what a polished surface mirrors: a softbox around the key light, and a room that is brighter above."""
     across, along, towards = np.einsum("ij,jn->in", light.axes().astype(np.float32), direction)
     depth = np.maximum(towards, 0.05)
     edge = np.minimum(0.55 - np.abs(across / depth), 0.75 - np.abs(along / depth))

@@ -12,14 +12,14 @@ from training.data.sample_shop.families import Family
 from training.data.sample_shop.geometry import Array, rotation
 from training.data.sample_shop.obstacles import obstacle
 from training.data.sample_shop.products import Product
-from training.data.sample_shop.render import Model, ShadowMap, contact_on_floor, draw, warped
+from training.data.sample_shop.render import Model, ShadowMap, contact_on_floor, draw, warp
 from training.data.sample_shop.surfaces import FLOORS, REPEATS, TILE, UNITS, floor_light, texture, wall
 
 SIZE = 256
 
 
 def _film() -> Array:
-    """Linear light in steps of 1/2048 to bytes: straight up to 0.55, then a shoulder that keeps highlights' detail."""
+    """Returns the table from linear light in steps of 1/2048 to bytes: linear up to 0.55, then compressed."""
     light = np.arange(4 * 2048) / 2048
     bent = np.where(light < 0.55, light, 0.55 + 0.45 * (1 - np.exp(-(light - 0.55) / 0.45)))
     curve = np.where(bent < 0.0031308, bent * 12.92, 1.055 * bent ** (1 / 2.4) - 0.055)
@@ -88,10 +88,10 @@ def _light(rng: np.random.Generator) -> Light:
 
 
 def take_photo(product: Product, model: Model, photo_number: int) -> Image.Image:
-    """Photo `photo_number` of a product whose surfaces are `model`; the first is the catalogue's plain picture."""
+    """Renders photo `photo_number` of a product with the surfaces `model`; the first is its catalogue picture."""
     rng = np.random.default_rng([*product.seeds, 2, photo_number])
     session = Session.drawn(product.family, rng, plain=photo_number == 0)
-    thing = model.turned(rotation("y", session.heading))
+    thing = model.rotate(rotation("y", session.heading))
     camera = Camera.framing(
         thing.points,
         elevation=session.elevation,
@@ -110,11 +110,11 @@ def take_photo(product: Product, model: Model, photo_number: int) -> Image.Image
     on_floor = rays[1] < 0
     shade = (1 - 0.62 * dark * on_floor) * (1 - 0.72 * seam * on_floor)
     picture, cover = draw(thing, camera, session.light, shadows, SIZE)
-    return _developed(picture + set_light * shade[..., None] * (1 - cover), rng)
+    return _develop(picture + set_light * shade[..., None] * (1 - cover), rng)
 
 
 def _backdrop(session: Session, camera: Camera, rays: Array, rng: np.random.Generator) -> Array:
-    """Floor and wall in linear light."""
+    """Renders floor and wall in linear light."""
     eye = camera.position
     down = np.minimum(rays[1], -1e-4)
     depth = eye[2] - rays[2] * (eye[1] / down)  # z where the ray meets the floor
@@ -132,7 +132,7 @@ def _backdrop(session: Session, camera: Camera, rays: Array, rng: np.random.Gene
         ]
     )
     tones = floor_light(session.floor_colours)
-    floor = np.take(tones, warped(texture(session.floor), to_sheet @ camera.floor_map(SIZE), SIZE), axis=0)
+    floor = np.take(tones, warp(texture(session.floor), to_sheet @ camera.floor_map(SIZE), SIZE), axis=0)
     if session.floor == "paper":  # a sweep: the floor climbs into the wall without an edge
         behind = tones[230]
         is_floor = np.clip(reach * 1.2, 0, 1).astype(np.float32)
@@ -146,8 +146,8 @@ def _backdrop(session: Session, camera: Camera, rays: Array, rng: np.random.Gene
     return np.asarray(light * level * pool.astype(np.float32) * 1.08, np.float32)
 
 
-def _developed(light: Array, rng: np.random.Generator) -> Image.Image:
-    """What the camera makes of the light: white balance, vignette, noise, the film's curve and a little blur."""
+def _develop(light: Array, rng: np.random.Generator) -> Image.Image:
+    """Applies the camera's faults: white balance, vignette, noise, the film's curve and a little blur."""
     balance = np.exp(rng.normal(0, 0.035, 3)).astype(np.float32)
     across = np.linspace(-1, 1, SIZE, dtype=np.float32) ** 2
     vignette = 1 - np.float32(rng.uniform(0, 0.12)) * (across[:, None] + across[None, :])[..., None]

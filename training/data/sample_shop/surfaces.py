@@ -41,7 +41,7 @@ FLOORS: dict[str, tuple[tuple[str, str], ...]] = {
 
 @cache
 def texture(kind: str) -> Image.Image:
-    """A seamless grey texture, repeated to cover the floor; the same in every shop."""
+    """Returns a seamless grey texture, repeated to cover the floor; the same in every shop."""
     rng = np.random.default_rng(list(FLOORS).index(kind))
     tone = np.clip(_TONES[kind](rng), 0, 1)
     return Image.fromarray((np.tile(tone, (REPEATS, REPEATS)) * 255).astype(np.uint8))
@@ -49,13 +49,13 @@ def texture(kind: str) -> Image.Image:
 
 @cache
 def floor_light(colours: tuple[str, str]) -> Array:
-    """Linear light of each of a texture's 256 tones, from dark to light."""
+    """Returns the linear light of each of a texture's 256 tones, from dark to light."""
     dark, light = (np.array([int(c[i : i + 2], 16) for i in (1, 3, 5)]) for c in colours)
     return from_bytes((dark + (light - dark) * np.linspace(0, 1, 256)[:, None]).astype(np.uint8))
 
 
 def _noise(rng: np.random.Generator, across: float, along: float) -> Array:
-    """Seamless noise of unit variance with about that many waves over the tile in x and y."""
+    """Returns seamless noise of unit variance with about that many waves over the tile in x and y."""
     frequency = np.fft.fftfreq(TILE, 1 / TILE)
     shape = np.exp(-((frequency[None, :] / across) ** 2) - (frequency[:, None] / along) ** 2)
     field = np.fft.ifft2(np.fft.fft2(rng.standard_normal((TILE, TILE))) * shape).real
@@ -147,7 +147,7 @@ WALLS = (
 
 
 def wall(rng: np.random.Generator, size: int, horizon: int) -> Array:
-    """A plain, a panelled or a cluttered wall, out of focus, as the linear light of a whole picture."""
+    """Returns a plain, a panelled or a cluttered wall, out of focus, as the linear light of a picture."""
     base = WALLS[int(rng.integers(len(WALLS)))]
     small = Image.new("RGB", (size // 2, size // 2), base)
     kind = rng.random()
@@ -166,7 +166,7 @@ def _panel(draw: ImageDraw.ImageDraw, rng: np.random.Generator, size: int) -> No
 
 
 def _clutter(draw: ImageDraw.ImageDraw, rng: np.random.Generator, size: int, horizon: int) -> None:
-    """Things on a shelf far behind: boxes, bottles and lights, to be blurred beyond recognition."""
+    """Draws things on a shelf far behind: boxes, bottles and lights, to be blurred beyond recognition."""
     tones = [*WALLS, "#c2412f", "#2f6f62", "#dfae3f", "#31507a", "#7a4d2b", "#efe7da"]
     for _ in range(int(rng.integers(6, 15))):
         x, width, tall = rng.uniform(-5, size), rng.uniform(5, 22), rng.uniform(8, 50)

@@ -20,7 +20,7 @@ from training.data.sample_shop.looks import GOLD, STEEL, Look, Material, Part
 
 
 def handbag(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
-    """A tote, a satchel with a flap, a bucket and a round bag."""
+    """Builds a tote, a satchel with a flap, a bucket or a round bag."""
     metal = GOLD if rng.random() < 0.6 else STEEL
     return (_tote, _satchel, _bucket, _round_bag)[form % 4](look, metal, rng)
 
@@ -48,7 +48,7 @@ def _tote(look: Look, metal: Material, rng: np.random.Generator) -> list[Part]:
     parts.append(Part(loft(band, power=4.5), look.in_main(0.2)))
     reach, top = w * rng.uniform(0.45, 0.6), h + rng.uniform(0.24, 0.4)
     parts += [Part(_handle(reach, h * 0.82, top, z, 0.022), look.in_accent(0.2)) for z in (d * 0.74, -d * 0.74)]
-    parts += [Part(ball(0.026, 12).moved(x, h * 0.84, d * 0.79), metal) for x in (-reach, reach)]
+    parts += [Part(ball(0.026, 12).translate(x, h * 0.84, d * 0.79), metal) for x in (-reach, reach)]
     return parts
 
 
@@ -59,17 +59,17 @@ def _satchel(look: Look, metal: Material, rng: np.random.Generator) -> list[Part
     parts.append(Part(_flap(w * 0.5 + 0.012, h, d / 2, h * (1 - drop)), look.patterned(0.25)))
     parts.append(
         Part(
-            slab(superellipse(0.06, 0.045, 5.0)[::-1], 0.03, 0.01).moved(0, h * (1 - drop) + 0.06, d / 2 + 0.045),
+            slab(superellipse(0.06, 0.045, 5.0)[::-1], 0.03, 0.01).translate(0, h * (1 - drop) + 0.06, d / 2 + 0.045),
             metal,
         )
     )
     parts.append(Part(_handle(w * 0.24, h * 0.99, h + rng.uniform(0.2, 0.3), 0, 0.026), look.in_accent(0.3)))
-    parts += [Part(ball(0.035, 12).moved(x, h + 0.01, 0), metal) for x in (-w * 0.24, w * 0.24)]
+    parts += [Part(ball(0.035, 12).translate(x, h + 0.01, 0), metal) for x in (-w * 0.24, w * 0.24)]
     return parts
 
 
 def _flap(half: float, height: float, depth: float, bottom: float) -> Mesh:
-    """A sheet from the top's back edge over the front down to `bottom`, its lower corners rounded."""
+    """Builds a sheet from the top's back edge over the front down to `bottom`, its lower corners rounded."""
     side = smooth(
         [
             (bottom, depth + 0.03),
@@ -123,7 +123,7 @@ def _bucket(look: Look, metal: Material, rng: np.random.Generator) -> list[Part]
         )
         parts += [
             Part(sweep(tail, 0.011, up=(1, 0, 0), segments=8), look.in_accent(0.2)),
-            Part(ball(0.024, 12).moved(*tail[-1]), metal),
+            Part(ball(0.024, 12).translate(*tail[-1]), metal),
         ]
     return parts
 
@@ -132,7 +132,7 @@ def _round_bag(look: Look, metal: Material, rng: np.random.Generator) -> list[Pa
     r, d, lower = rng.uniform(0.32, 0.38), rng.uniform(0.2, 0.26), rng.uniform(0.86, 1.0)
     outline = superellipse(r, r * lower, 2.3)[::-1]
     edge = np.column_stack([outline * 1.005, np.zeros(len(outline))]) + np.array([0, r * lower, 0])
-    parts = [Part(slab(outline, d, 0.05, dome=0.03).moved(y=r * lower), look.patterned(0.3))]
+    parts = [Part(slab(outline, d, 0.05, dome=0.03).translate(y=r * lower), look.patterned(0.3))]
     parts += [Part(sweep(edge + np.array([0, 0, z]), 0.014), look.in_accent(0.3)) for z in (-d * 0.36, d * 0.36)]
     parts.append(
         Part(
@@ -140,13 +140,13 @@ def _round_bag(look: Look, metal: Material, rng: np.random.Generator) -> list[Pa
             look.in_main(0.3),
         )
     )
-    parts += [Part(ball(0.034, 12).moved(x, r * lower * 1.84, 0), metal) for x in (-r * 0.55, r * 0.55)]
-    pull = slab(superellipse(0.022, 0.05, 3.0)[::-1], 0.015, 0.006).moved(r * 0.1, r * lower * 1.9, d * 0.5)
+    parts += [Part(ball(0.034, 12).translate(x, r * lower * 1.84, 0), metal) for x in (-r * 0.55, r * 0.55)]
+    pull = slab(superellipse(0.022, 0.05, 3.0)[::-1], 0.015, 0.006).translate(r * 0.1, r * lower * 1.9, d * 0.5)
     return [*parts, Part(pull, metal)]
 
 
 def backpack(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
-    """A school bag, a flap-top rucksack, a roll-top and a small round-topped day bag."""
+    """Builds a school bag, a flap-top rucksack, a roll-top or a small round-topped day bag."""
     w, h, d = rng.uniform(0.3, 0.36), rng.uniform(0.88, 1.0), rng.uniform(0.17, 0.21)
     h *= (1.0, 0.92, 1.0, 0.84)[form % 4]
     rise = (0.3, 0.12, 0.04, 0.42)[form % 4]
@@ -155,13 +155,13 @@ def backpack(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     parts.append(Part(_strap_pair(1, w, h, d), look.in_accent()))
     parts.append(Part(_handle(0.075, h * 0.97, h + 0.09, -d * 0.4, 0.02, 1.8), look.in_trim()))
     pocket_h = h * rng.uniform(0.34, 0.42)
-    pocket = _pouch(w * 0.78, pocket_h, d * 0.5, 0.14).moved(0, 0.06, d * 0.82)
+    pocket = _pouch(w * 0.78, pocket_h, d * 0.5, 0.14).translate(0, 0.06, d * 0.82)
     parts.append(Part(pocket, look.in_accent() if look.pattern.name == "plain" else look.in_main()))
     zip_y = 0.06 + pocket_h * 0.78
     parts.append(Part(_bar(w * 0.6, zip_y, d * 1.33), look.in_trim()))
     parts += [
         Part(
-            _pouch(d * 0.5, h * 0.3, 0.06, 0.05).turned("y", 90).moved(side * w * 0.98, 0.05, 0),
+            _pouch(d * 0.5, h * 0.3, 0.06, 0.05).rotate("y", 90).translate(side * w * 0.98, 0.05, 0),
             look.in_main(),
         )
         for side in (-1, 1)
@@ -170,7 +170,7 @@ def backpack(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
 
 
 def _pouch(w: float, h: float, d: float, rise: float) -> Mesh:
-    """A soft box whose top rounds off over the last `rise` of its height."""
+    """Builds a soft box whose top rounds off over the last `rise` of its height."""
     levels = [(0.0, 0.0, 0.0)]
     levels += [
         (0.06 * (1 - np.cos(turn)), w * (0.86 + 0.14 * np.sin(turn)), d * (0.8 + 0.2 * np.sin(turn)))
@@ -229,12 +229,12 @@ def _backpack_top(look: Look, kind: int, w: float, h: float, d: float) -> list[P
             strip = smooth([(x, h * 0.85, d * 1.26), (x, h * 0.6, d * 1.3), (x, h * 0.46, d * 1.42)], 12)
             parts.append(Part(sweep(strip, 0.011, up=(1, 0, 0), flatten=2.4), look.in_trim()))
             parts.append(
-                Part(slab(superellipse(0.036, 0.03, 5.0)[::-1], 0.02, 0.008).moved(x, h * 0.55, d * 1.34), GOLD)
+                Part(slab(superellipse(0.036, 0.03, 5.0)[::-1], 0.02, 0.008).translate(x, h * 0.55, d * 1.34), GOLD)
             )
         return parts
     across = np.linspace(-w * 0.92, w * 0.92, 13)
     roll = sweep(np.column_stack([across, 0 * across + h + 0.02, 0 * across]), 0.07, up=(0, 0, 1))
-    buckle = slab(superellipse(0.05, 0.035, 5.0)[::-1], 0.02, 0.008).moved(0, h * 0.88, d * 1.02)
+    buckle = slab(superellipse(0.05, 0.035, 5.0)[::-1], 0.02, 0.008).translate(0, h * 0.88, d * 1.02)
     strip = smooth([(0, h + 0.09, 0), (0, h + 0.03, d * 0.6), (0, h * 0.9, d * 1.0), (0, h * 0.72, d * 1.02)], 16)
     return [
         Part(roll, look.in_main()),

@@ -8,7 +8,7 @@ import numpy as np
 
 from training.data.sample_shop.geometry import (
     ball,
-    filleted,
+    fillet,
     revolve,
     slab,
     smooth,
@@ -20,7 +20,7 @@ from training.data.sample_shop.looks import GOLD, RUBBER, STEEL, WOODS, Look, Ma
 
 
 def lamp(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
-    """A table lamp: a drum, cone, bell or dome shade on a vase, stacked balls, a column or three legs."""
+    """Builds a table lamp: a drum, cone, bell or dome shade on a vase, stacked balls, a column or three legs."""
     low, high = rng.uniform(0.46, 0.54), rng.uniform(0.92, 1.02)
     wide, narrow = rng.uniform(0.32, 0.4), rng.uniform(0.14, 0.2)
     t = np.linspace(0, 1, 16)
@@ -38,7 +38,7 @@ def lamp(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
         [np.cos(a := np.linspace(0, 2 * np.pi, 49)) * radius[0], 0 * a + low, np.sin(a) * radius[0]]
     )
     parts = [Part(shade, lit), Part(sweep(bottom, 0.012, up=(0, 1, 0), segments=8), edge)]
-    parts.append(Part(ball(0.07).moved(y=low + 0.12), solid("#fff1cf", 0.2, glow=2.0)))
+    parts.append(Part(ball(0.07).translate(y=low + 0.12), solid("#fff1cf", 0.2, glow=2.0)))
     return parts + _lamp_base(look, form // 2 + int(rng.integers(4)), low, rng)
 
 
@@ -55,12 +55,12 @@ def _lamp_base(look: Look, kind: int, low: float, rng: np.random.Generator) -> l
         sizes = (0.17, 0.13, 0.1)
         heights = np.cumsum([0.16, 0.24, 0.18])
         balls = [
-            Part(ball(s).scaled(1, 0.85, 1).moved(y=h * low / 0.62), look.in_trim(0.7))
+            Part(ball(s).scale(1, 0.85, 1).translate(y=h * low / 0.62), look.in_trim(0.7))
             for s, h in zip(sizes, heights, strict=True)
         ]
-        return [stem, *balls, Part(revolve(filleted([(0.19, 0), (0.19, 0.035), (0, 0.035)], 0.02)), metal)]
+        return [stem, *balls, Part(revolve(fillet([(0.19, 0), (0.19, 0.035), (0, 0.035)], 0.02)), metal)]
     if kind % 4 == 2:
-        foot = filleted([(0.25, 0.0), (0.25, 0.04), (0.05, 0.06), (0.035, low * 0.95), (0.0, low * 0.95)], 0.03)
+        foot = fillet([(0.25, 0.0), (0.25, 0.04), (0.05, 0.06), (0.035, low * 0.95), (0.0, low * 0.95)], 0.03)
         return [stem, Part(revolve(foot), metal)]
     legs = []
     for turn in (90, 210, 330):
@@ -75,11 +75,11 @@ def _lamp_base(look: Look, kind: int, low: float, rng: np.random.Generator) -> l
 
 
 def chair(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
-    """Four legs and a seat with a panel, a spindle, a ladder or a round back; some have arms."""
+    """Builds a chair: four legs and a seat with a panel, a spindle, a ladder or a round back; some have arms."""
     half, seat_y, top = rng.uniform(0.23, 0.28), rng.uniform(0.4, 0.46), rng.uniform(0.92, 1.06)
     frame = [WOODS[0], WOODS[1], WOODS[2], RUBBER, STEEL, look.in_trim(0.4)][int(rng.integers(6))]
     seat = slab(superellipse(half, half * 0.96, 5.0 if form % 2 else 3.0)[::-1], 0.07, 0.03, dome=0.015)
-    parts = [Part(seat.turned("x", -90).moved(y=seat_y), look.patterned(0.12, density=1.2))]
+    parts = [Part(seat.rotate("x", -90).translate(y=seat_y), look.patterned(0.12, density=1.2))]
     splay, slim = rng.uniform(0.02, 0.09), rng.uniform(0.02, 0.032)
     for x in (-1, 1):
         for z in (-1, 1):
@@ -109,7 +109,7 @@ def _chair_back(look: Look, kind: int, half: float, seat_y: float, top: float, f
     ]
     if kind == 0:
         panel = slab(superellipse(half * 0.98, (top - seat_y) * 0.36, 4.0)[::-1], 0.06, 0.03, dome=0.015)
-        return [*posts, Part(panel.turned("x", -11).moved(*at(0, seat_y + (top - seat_y) * 0.64)), cloth)]
+        return [*posts, Part(panel.rotate("x", -11).translate(*at(0, seat_y + (top - seat_y) * 0.64)), cloth)]
     if kind == 1:
         bow = smooth(
             [
@@ -133,14 +133,14 @@ def _chair_back(look: Look, kind: int, half: float, seat_y: float, top: float, f
         bars = []
         for f in (0.35, 0.62, 0.9):
             bar = slab(superellipse(half * 0.95, 0.055, 6.0)[::-1], 0.035, 0.015)
-            bars.append(Part(bar.turned("x", -11).moved(*at(0, seat_y + (top - seat_y) * f)), cloth))
+            bars.append(Part(bar.rotate("x", -11).translate(*at(0, seat_y + (top - seat_y) * f)), cloth))
         return posts + bars
     disc = slab(superellipse(half * 0.92, half * 0.92, 2.0)[::-1], 0.06, 0.03, dome=0.015)
     stays = [
         Part(tube_between(at(s * half * 0.4, seat_y), at(s * half * 0.45, top - half), 0.02, 0.02), frame)
         for s in (-1, 1)
     ]
-    return [*stays, Part(disc.turned("x", -11).moved(*at(0, top - half * 0.92)), cloth)]
+    return [*stays, Part(disc.rotate("x", -11).translate(*at(0, top - half * 0.92)), cloth)]
 
 
 def _chair_arms(look: Look, rng: np.random.Generator, half: float, seat_y: float, frame: Material) -> list[Part]:

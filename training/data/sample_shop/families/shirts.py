@@ -20,7 +20,7 @@ ROWS = 44
 
 
 def shirt(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
-    """A T-shirt, a long-sleeved shirt, a polo and a hooded jumper."""
+    """Builds a T-shirt, a long-sleeved shirt, a polo or a hooded jumper."""
     kind = form % 4
     wide, tall = rng.uniform(0.33, 0.39), rng.uniform(0.94, 1.08)
     torso = _torso(wide, tall, rng.uniform(0.94, 1.12), rng.uniform(0, 6))
@@ -40,12 +40,12 @@ def shirt(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
         parts += _hood_and_pouch(look, neck, wide, tall)
     elif rng.random() < 0.6:
         pocket = slab(superellipse(0.075, 0.085, 8.0)[::-1], 0.014, 0.004)
-        parts.append(Part(pocket.moved(wide * 0.42, tall * 0.66, 0.183), look.in_accent(0.05)))
-    return [Part(p.mesh.moved(y=0.1), p.material) for p in parts]
+        parts.append(Part(pocket.translate(wide * 0.42, tall * 0.66, 0.183), look.in_accent(0.05)))
+    return [Part(p.mesh.translate(y=0.1), p.material) for p in parts]
 
 
 def _torso(wide: float, tall: float, flare: float, sway: float) -> Array:
-    """Rings from the hem to a neckline that dips at the front; folds deepen towards the hem."""
+    """Builds the torso: rings from the hem to a neckline that dips at the front; folds deepen towards the hem."""
     levels = [
         (0, flare, 0.19),
         (0.3, 0.98, 0.18),
@@ -93,21 +93,21 @@ def _sleeves(look: Look, cloth: Material, wide: float, tall: float, length: floa
 
 
 def _polo_collar(look: Look, neck: Array) -> list[Part]:
-    """A turned-down collar around the neckline, a buttoned strip below it."""
+    """Builds a turned-down collar around the neckline, a buttoned strip below it."""
     middle = neck[:-1].mean(axis=0)
     rows = [
         middle + (neck - middle) * [s, 1, s] + [0, y, 0]
         for s, y in ((1.5, -0.05), (1.42, -0.03), (1.12, 0.045), (1.0, 0.05), (0.95, 0.02))
     ]
     front = neck[np.argmax(neck[:, 2])]
-    strip = slab(superellipse(0.032, 0.13, 8.0)[::-1], 0.016, 0.004).turned("x", -17)
+    strip = slab(superellipse(0.032, 0.13, 8.0)[::-1], 0.016, 0.004).rotate("x", -17)
     parts = [
         Part(grid(np.array(rows), two_sided=True), look.in_accent(0.05)),
-        Part(strip.moved(0, front[1] - 0.13, front[2] + 0.05), look.in_accent(0.05)),
+        Part(strip.translate(0, front[1] - 0.13, front[2] + 0.05), look.in_accent(0.05)),
     ]
     parts += [
         Part(
-            ball(0.014, 10).moved(0, front[1] - drop, front[2] + 0.052 + (drop - 0.13) * 0.3),
+            ball(0.014, 10).translate(0, front[1] - drop, front[2] + 0.052 + (drop - 0.13) * 0.3),
             look.in_trim(0.5),
         )
         for drop in (0.1, 0.16, 0.22)
@@ -116,15 +116,15 @@ def _polo_collar(look: Look, neck: Array) -> list[Part]:
 
 
 def _hood_and_pouch(look: Look, neck: Array, wide: float, tall: float) -> list[Part]:
-    """A hood that has fallen back, its two cords, and a pouch on the belly."""
+    """Builds a hood that has fallen back, its two cords, and a pouch on the belly."""
     middle, front = neck[:-1].mean(axis=0), neck[np.argmax(neck[:, 2])]
-    hood = ball(1.0, 32).scaled(wide * 0.62, 0.13, 0.13).turned("x", -12).moved(0, middle[1] + 0.05, middle[2] - 0.1)
+    hood = ball(1.0, 32).scale(wide * 0.62, 0.13, 0.13).rotate("x", -12).translate(0, middle[1] + 0.05, middle[2] - 0.1)
     rim = sweep(middle + (neck - middle) * [1.15, 1.3, 1.15], 0.045, up=(0, 1, 0), segments=12)
     outline = np.array(
         [(-0.2, -0.1), (0.2, -0.1), (0.2, -0.02), (0.13, 0.1), (-0.13, 0.1), (-0.2, -0.02), (-0.2, -0.1)]
     )
     dense = np.column_stack([np.interp(np.linspace(0, 6, 61), np.arange(7), outline[:, i]) for i in (0, 1)])
-    pouch = slab(dense * [wide / 0.36, 1], 0.03, 0.01).moved(0, tall * 0.24, 0.178)
+    pouch = slab(dense * [wide / 0.36, 1], 0.03, 0.01).translate(0, tall * 0.24, 0.178)
     parts = [Part(hood, look.in_main(0.05)), Part(rim, look.in_main(0.05)), Part(pouch, look.in_accent(0.05))]
     for side in (-1, 1):
         cord = smooth(

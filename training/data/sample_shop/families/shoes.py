@@ -44,18 +44,18 @@ class Last:
     def patch(
         self, t: tuple[float, float], turn: tuple[float, float], out: float, rows: int = 10, columns: int = 20
     ) -> Mesh:
-        """A piece of the surface lifted off it by `out`; turns run from the right of the toe to its left."""
+        """Builds a piece of the surface lifted off it by `out`; turns run from the right of the toe to its left."""
         tt, aa = np.meshgrid(np.linspace(*t, rows), np.linspace(turn[1], turn[0], columns), indexing="ij")
         return grid(self.at(tt, aa, out), two_sided=True)
 
     def bar(self, start: float, width: float) -> Mesh:
-        """A slanting stripe on the side that begins at the turn `start`."""
+        """Builds a slanting stripe on the side that begins at the turn `start`."""
         t, across = np.meshgrid(np.linspace(0.02, 0.7, 14), np.linspace(0, width, 4), indexing="ij")
         return grid(self.at(t, start + across + np.sign(start) * 0.45 * t, 0.006), two_sided=True)
 
 
 def shoe(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
-    """Low and high trainers, a slip-on and an ankle boot."""
+    """Builds a low or high trainer, a slip-on or an ankle boot."""
     kind = form % 4
     collar = (0.4, 0.58, 0.36, 0.74)[kind] * rng.uniform(0.94, 1.06)
     sole = (0.12, 0.1, 0.075, 0.1)[kind] * rng.uniform(0.85, 1.35)

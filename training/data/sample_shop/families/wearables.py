@@ -29,7 +29,7 @@ LENSES = (
 
 
 def glasses(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
-    """Round, square, cat-eye and teardrop frames with clear, tinted or dark lenses."""
+    """Builds round, square, cat-eye or teardrop frames with clear, tinted or dark lenses."""
     w, h, thick = rng.uniform(0.22, 0.26), rng.uniform(0.16, 0.2), rng.uniform(0.024, 0.04)
     angle = np.linspace(0, 2 * np.pi, 65)
     c, s = np.cos(angle), np.sin(angle)
@@ -55,7 +55,7 @@ def glasses(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
         line = outline * [side, 1] if side == 1 else (outline * [-1, 1])[::-1]
         rim = np.column_stack([line[:, 0] + side * gap, line[:, 1] + base, -0.25 * (line[:, 0] + side * gap) ** 2])
         parts.append(Part(sweep(rim, thick, flatten=0.9, segments=12), frame))
-        pane = slab(line * 0.99, 0.012, 0.004, dome=0.012).moved(side * gap, base, -0.25 * gap**2)
+        pane = slab(line * 0.99, 0.012, 0.004, dome=0.012).translate(side * gap, base, -0.25 * gap**2)
         parts.append(Part(pane, lens))
         parts.append(Part(_temple(side, gap + w, base + h * 0.35, thick, rng), look.in_main(0.6)))
     bridge = smooth(
@@ -83,7 +83,7 @@ def _temple(side: int, x: float, y: float, thick: float, rng: np.random.Generato
 
 
 def watch(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
-    """A round, a square, a cushion and a diver's watch, its strap closed as on a stand."""
+    """Builds a round, square, cushion or diver's watch, its strap closed as on a stand."""
     kind = form % 4
     r = rng.uniform(0.25, 0.3)
     power = (2.0, 6.0, 3.4, 2.0)[kind]
@@ -99,21 +99,21 @@ def watch(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     z = 0.06
     parts = [
         Part(_band(r, rng.uniform(0.6, 0.78), kind), look.patterned(0.15, density=1.6)),
-        Part(slab(case, 0.13, 0.035).moved(z=z), metal),
-        Part(slab(case * 0.86, 0.02, 0.005).moved(z=z + 0.062), dial),
+        Part(slab(case, 0.13, 0.035).translate(z=z), metal),
+        Part(slab(case * 0.86, 0.02, 0.005).translate(z=z + 0.062), dial),
         Part(tube_between((r * 0.98, 0, z), (r * 1.14, 0, z), 0.035, 0.035), metal),
     ]
     bezel = np.column_stack([case * 0.93, np.full(len(case), z + 0.066)])
     parts.append(
         Part(sweep(bezel, 0.03 if kind == 3 else 0.018, segments=10), look.in_trim(0.6) if kind == 3 else metal)
     )
-    turned = [Part(p.mesh.turned("x", -24), p.material) for p in parts]
-    low = min(float(p.mesh.points[:, 1].min()) for p in turned)
-    return [Part(p.mesh.moved(y=-low), p.material) for p in turned]
+    rotated = [Part(p.mesh.rotate("x", -24), p.material) for p in parts]
+    low = min(float(p.mesh.points[:, 1].min()) for p in rotated)
+    return [Part(p.mesh.translate(y=-low), p.material) for p in rotated]
 
 
 def _band(r: float, share: float, kind: int) -> Mesh:
-    """The strap's loop behind the case; it is widest at the case."""
+    """Builds the strap's loop behind the case; it is widest at the case."""
     angle = np.linspace(0, 2 * np.pi, 73)
     path = np.column_stack([0 * angle, 0.46 * np.sin(angle), -0.36 + 0.38 * np.cos(angle)])
     width = r * share * (0.86 + 0.14 * np.cos(angle))
@@ -124,7 +124,7 @@ def _band(r: float, share: float, kind: int) -> Mesh:
 
 
 def headphones(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
-    """Round or oval cups on a padded, a thin or a double band; one form carries a microphone."""
+    """Builds headphones: round or oval cups on a padded, a thin or a double band; one form carries a microphone."""
     kind = form % 4
     r, tall = rng.uniform(0.2, 0.25), (1.0, 1.25, 1.0, 1.15)[kind]
     half, top = rng.uniform(0.36, 0.42), rng.uniform(0.92, 1.02)
@@ -156,7 +156,7 @@ def headphones(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
         cup = [
             Part(slab(outline, 0.13, 0.04, dome=0.02), look.patterned(0.45, density=1.5)),
             Part(
-                slab(outline * 0.98, 0.1, 0.045).moved(z=-0.1),
+                slab(outline * 0.98, 0.1, 0.045).translate(z=-0.1),
                 RUBBER if dark else solid("#ddd6c8", 0.1),
             ),
         ]
@@ -165,7 +165,7 @@ def headphones(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
         for part in cup:
             parts.append(
                 Part(
-                    part.mesh.turned("y", side * 90).turned("z", side * 4).moved(side * (half - 0.01), cup_y, 0),
+                    part.mesh.rotate("y", side * 90).rotate("z", side * 4).translate(side * (half - 0.01), cup_y, 0),
                     part.material,
                 )
             )
@@ -186,6 +186,6 @@ def headphones(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
         )
         parts += [
             Part(sweep(boom, 0.013, up=(0, 1, 0)), RUBBER),
-            Part(ball(0.035, 14).moved(*boom[-1]), RUBBER),
+            Part(ball(0.035, 14).translate(*boom[-1]), RUBBER),
         ]
     return parts

@@ -1,4 +1,4 @@
-"""The sample shop on disk: the same bytes however it is written, reused, refused and never half there."""
+"""The sample shop on disk: deterministic bytes, reuse, refusals and atomic writes."""
 
 import csv
 import json
@@ -73,7 +73,7 @@ def test_a_complete_shop_is_reused(shop: Path) -> None:
     assert calls == []
 
 
-def test_a_shop_that_lost_a_photo_is_written_anew(tmp_path: Path) -> None:
+def test_a_shop_with_a_missing_photo_is_written_again(tmp_path: Path) -> None:
     place = tiny_shop(tmp_path / "shop", workers=1)
     lost = place / read_shop(place)[3].image
     lost.unlink()
@@ -94,7 +94,7 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["holiday.txt"]
 
 
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+def test_an_empty_folder_is_accepted(tmp_path: Path) -> None:
     place = tmp_path / "shop"
     place.mkdir()
     tiny_shop(place, workers=1)
@@ -117,7 +117,7 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_writer_left_is_no_shop_and_is_cleared_away(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_writer_are_not_a_shop_and_are_removed(tmp_path: Path) -> None:
     place = tmp_path / "shop"
     code = (
         "import sys; from pathlib import Path; from training.data.sample_shop import write_shop; "
@@ -127,7 +127,7 @@ def test_what_a_killed_writer_left_is_no_shop_and_is_cleared_away(tmp_path: Path
         assert writer.stdout is not None
         assert int(writer.stdout.readline()) > 0
         writer.kill()
-        writer.stdout.read()  # the pipe closes only when the workers have left as well
+        writer.stdout.read()  # the pipe closes only when the workers have exited too
     (leftover,) = tmp_path.iterdir()
     assert not (leftover / "shop.json").exists()
     with pytest.raises(LookalikeError, match="no sample shop"):

@@ -1,4 +1,4 @@
-"""What our losses report about a step, against plain computations."""
+"""Diagnostics of the proxy losses against plain computations."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ SHARES = {"outlier", "informative", "easy", "damped_negatives"}
 
 
 def trained(kind: type[SampleAwareProxyLoss], **changes: Any) -> tuple[SampleAwareProxyLoss, Tensor, Tensor]:
-    """A loss after some steps, and its next batch."""
+    """Returns a loss after some steps, and its next batch."""
     torch.manual_seed(4)
     schedule: dict[str, Any] = {"queue_start": 0, "filter_start": 0, "queue_size": 50}
     loss = kind(CLASSES, SIZE, **schedule | NARROW | changes).double()
@@ -44,7 +44,7 @@ def cosines(loss: ProxyLoss, embeddings: Tensor) -> Tensor:
 
 
 def weights_of(loss: SampleAwareProxyLoss, cosine: Tensor, labels: Tensor) -> Tensor:
-    """The weight of each pair [m, C] before the step."""
+    """Returns the weight of each pair [m, C] before the step."""
     at = loss.hardness.thresholds()
     weights = torch.ones_like(cosine)
     for i, label in enumerate(labels.tolist()):

@@ -1,0 +1,79 @@
+"""The summary of a study against independent computations."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from training.study.file import RunKey, Study
+from training.study.results import Initial, RunResult
+from training.study.summary import format_summary, summarise
+
+
+def result_of(run: str, seed: int, chosen: float, weights: str = "w") -> RunResult:
+    figures = {"recall@1": chosen + 0.3, "map@r": chosen}
+    return RunResult(
+        study="sums",
+        run=run,
+        seed=seed,
+        data="cub",
+        photos="p",
+        config={},
+        config_digest="c",
+        epoch=1,
+        figures=figures,
+        validation={},
+        untrained={"recall@1": 0.2, "map@r": 0.1},
+        epochs_trained=2,
+        dropped=None,
+        seconds=1,
+        photos_per_second=1,
+        initial=Initial(weights=f"{weights}{seed}", batches=f"b{seed}"),
+        versions={},
+        processor="x",
+        threads=1,
+    )
+
+
+def test_the_summary_agrees_with_an_independent_computation() -> None:
+    study = Study(name="sums", seeds=(0, 1, 2), runs={"one": {}, "two": {}}, baseline="one")
+    one, two = [0.20, 0.23, 0.21], [0.24, 0.25, 0.22]
+    results = {
+        result.key: result
+        for run, values in (("one", one), ("two", two))
+        for result in (result_of(run, seed, value) for seed, value in enumerate(values))
+    }
+    histories = {
+        key: [
+            {"epoch": 0, "map@r": 0.9, "recall@1": 0.9},
+            {"epoch": 1, "map@r": result.figures["map@r"], "recall@1": 0.5},
+            {"epoch": 2, "map@r": result.figures["map@r"] - 0.05, "recall@1": 0.6},
+        ]
+        for key, result in results.items()
+    }
+    summary = summarise(study, results, histories)
+    first, second = summary.runs
+    chosen = second.figures["chosen"]["map@r"]
+    assert chosen and chosen.mean == pytest.approx(np.mean(two))
+    assert chosen.deviation == pytest.approx(np.std(two, ddof=1))
+    last, best = second.figures["last"]["map@r"], second.figures["best"]["recall@1"]
+    assert last and last.mean == pytest.approx(np.mean(two) - 0.05)
+    assert best and best.mean == pytest.approx(0.5), "the epoch that is best on test, but not the untrained one"
+    difference = second.differences["chosen"]
+    assert difference and difference.interval and first.differences["chosen"] is None
+    assert difference.spread.deviation == pytest.approx(np.std(np.subtract(two, one), ddof=1))
+    assert difference.interval == pytest.approx(tuple(stats.ttest_rel(two, one).confidence_interval(0.95)))
+    assert "+2.33 ±1.53 [-1.46, +6.13]" in format_summary(summary)
+    assert summary.warnings == []
+
+
+def test_pairs_are_of_common_seeds_and_one_seed_has_no_interval() -> None:
+    study = Study(name="sums", seeds=(0, 1), runs={"one": {}, "two": {}})
+    given = [result_of("one", 0, 0.5), result_of("one", 1, 0.1), result_of("two", 0, 0.6, weights="other")]
+    summary = summarise(study, {result.key: result for result in given}, {})
+    difference = summary.runs[1].differences["chosen"]
+    assert difference and difference.spread.mean == pytest.approx(0.1) and difference.interval is None
+    assert summary.runs[1].done == 1 and summary.runs[1].planned == 2
+    assert summary.warnings == ["Seed 0: runs have different initial weights: one / two."]
+    moved = {RunKey("two", 1): result_of("two", 1, 0.2).model_copy(update={"threads": 8})}
+    summary = summarise(study, {result.key: result for result in given} | moved, {})
+    assert summary.warnings[1:] == ["Seed 1: runs have different processors or numbers of threads: one / two."]
