@@ -30,7 +30,8 @@ from service.client.calls import (
     told_in,
 )
 from service.schemas.items import FacetsAnswer, ItemAnswer
-from service.schemas.search import Match, SearchAnswer, Status
+from service.schemas.search import Match, SearchAnswer
+from service.schemas.status import Status
 
 __all__ = ["AsyncClient", "Client", "ItemSearch", "Photo", "PhotoSearch", "ServiceError", "ServiceUnreachable"]
 

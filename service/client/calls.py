@@ -15,10 +15,10 @@ from pydantic import BaseModel, ValidationError
 from index.errors import LookalikeError
 from index.gallery.jobs import JobRecord
 from index.gallery.types import Attribute
-from service.problems import Problem
-from service.requests import Include
 from service.schemas.items import FacetsAnswer, ItemAnswer, ItemsAnswer
-from service.schemas.search import BatchAnswer, JobsAnswer, JobStatus, SearchAnswer, Status
+from service.schemas.problem import Problem
+from service.schemas.search import BatchAnswer, Include, JobsAnswer, JobStatus, SearchAnswer
+from service.schemas.status import Status
 
 Answer = TypeVar("Answer")
 Shape = TypeVar("Shape", bound=BaseModel)
