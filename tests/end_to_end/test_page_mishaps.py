@@ -267,7 +267,7 @@ def test_the_keyboard_goes_on_at_the_answer_when_it_is_tried_again(page: Page, a
 def test_a_reindex_does_not_take_a_field_from_under_the_hands(browser: Browser, address: str) -> None:
     def go_live(route: Route) -> None:
         status = route.fetch().json()
-        status["gallery"]["generation"] = "another"
+        status["gallery"]["index"]["name"] = "another"
         route.fulfill(json=status)
 
     size = {"name": "size", "values": [["S", 3], ["M", 2]], "minimum": None, "maximum": None, "distinct": 2}

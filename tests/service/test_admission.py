@@ -1,7 +1,6 @@
 """The admission controller: each kind of work has its own limit, and what exceeds it is refused at once."""
 
 import asyncio
-import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -9,10 +8,10 @@ from typing import get_args
 
 import pytest
 
-from index.gallery import open_gallery
 from service.admission import Admission, Lane, Overloaded, Pool, Refusal
 from service.settings import Settings
 from tests.service.conftest import problem, serving
+from tests.service.support import Blocker, block_gallery
 from tests.support.tiny_gallery import tiny_photo
 
 PHOTO = {"image": tiny_photo(2, 5)}
@@ -39,19 +38,6 @@ class Counts:
 
 def limits(**values: int) -> Settings:
     return Settings(gallery="none", **values)  # type: ignore[arg-type]
-
-
-class Blocker:
-    """Work that occupies its thread until it is released."""
-
-    def __init__(self) -> None:
-        self.started = threading.Semaphore(0)
-        self.released = threading.Event()
-
-    def __call__(self) -> str:
-        self.started.release()
-        assert self.released.wait(60)
-        return "done"
 
 
 @pytest.mark.parametrize(("lane", "setting"), [("search", "max_requests"), ("write", "max_writes")])
@@ -152,7 +138,7 @@ def test_listings_wait_for_each_other_and_searches_do_not_wait_for_them(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(settings.model_copy(update={"max_waiting": 2})) as client, ThreadPoolExecutor(8) as threads:
-        blocker = block(settings, monkeypatch, "scan")
+        blocker = block_gallery(settings, monkeypatch, "scan")
         try:
             lists = [threads.submit(client.get, "/v1/items") for _ in range(8)]
             assert blocker.started.acquire(timeout=60)
@@ -171,7 +157,7 @@ def test_writes_that_wait_for_the_store_stop_neither_searches_nor_reads(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(settings.model_copy(update={"max_writes": 6})) as client, ThreadPoolExecutor(12) as threads:
-        blocker = block(settings, monkeypatch, "upsert")
+        blocker = block_gallery(settings, monkeypatch, "upsert")
         try:
             writes = [threads.submit(client.patch, "/v1/items/ball-red", json={}) for _ in range(12)]
             refused = 0
@@ -186,17 +172,3 @@ def test_writes_that_wait_for_the_store_stop_neither_searches_nor_reads(
         finally:
             blocker.released.set()
         assert sorted(one.result().status_code for one in writes) == [200] * 6 + [503] * 6
-
-
-def block(settings: Settings, monkeypatch: pytest.MonkeyPatch, method: str) -> Blocker:
-    """Makes a method of the gallery wait until the blocker is released."""
-    gallery = open_gallery(settings.gallery)
-    gallery.close()
-    original, blocker = getattr(type(gallery), method), Blocker()
-
-    def wait(self: object, *args: object, **kwargs: object) -> object:
-        blocker()
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(type(gallery), method, wait)
-    return blocker

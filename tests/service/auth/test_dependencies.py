@@ -37,7 +37,7 @@ def test_a_search_needs_a_key_in_either_header(guarded: httpx.Client, ring: KeyR
     refused = guarded.post("/v1/search", files=PHOTO)
     problem(refused, 401, "key-missing")
     assert refused.headers["WWW-Authenticate"] == "Bearer"
-    problem(guarded.post("/v1/search", files=PHOTO, headers=bearer("lk_nonsense")), 401, "key-wrong")
+    problem(guarded.post("/v1/search", files=PHOTO, headers=bearer("lk_nonsense")), 401, "key-invalid")
     token = ring.create("shop", ["search"])
     assert guarded.post("/v1/search", files=PHOTO, headers=bearer(token)).status_code == 200
     assert guarded.post("/v1/search", files=PHOTO, headers={"X-API-Key": token}).status_code == 200
@@ -47,7 +47,7 @@ def test_a_revoked_key_is_refused_at_once(guarded: httpx.Client, ring: KeyRing) 
     token = ring.create("shop", ["search"])
     assert guarded.get("/v1/status", headers=bearer(token)).status_code == 200
     ring.revoke(next(key.id for key in ring.list() if key.name == "shop"))
-    problem(guarded.get("/v1/status", headers=bearer(token)), 401, "key-wrong")
+    problem(guarded.get("/v1/status", headers=bearer(token)), 401, "key-invalid")
 
 
 def test_a_key_that_comes_too_often_is_told_when_to_come_again(guarded: httpx.Client, ring: KeyRing) -> None:

@@ -52,7 +52,7 @@ def test_a_photo_is_found_however_it_is_given(client: Client, tmp_path: Path) ->
     assert one.items == other.items and one.items[0].id == "ball-blue"
     with pytest.raises(ServiceError) as told:
         client.search("https://example.com/photo.jpg")
-    assert (told.value.type, told.value.status) == ("url-off", 422)
+    assert (told.value.type, told.value.status) == ("url-disabled", 422)
 
 
 def test_every_option_of_a_search_is_sent(client: Client) -> None:

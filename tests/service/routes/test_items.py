@@ -131,7 +131,7 @@ def test_an_image_is_put_and_removed_alone(shop: httpx.Client) -> None:
     assert [shop.delete("/v1/items/alone/images/1").status_code for _ in range(2)] == [204, 204]
     assert image_ids(shop.get("/v1/items/alone")) == ["2"]
     assert best(shop, photo)["score"] < 0.99
-    problem(shop.put("/v1/items/alone/images/1", json={"image_url": "https://example.com/1.jpg"}), 422, "url-off")
+    problem(shop.put("/v1/items/alone/images/1", json={"image_url": "https://example.com/1.jpg"}), 422, "url-disabled")
 
 
 def test_a_patch_changes_what_it_names_and_null_removes(shop: httpx.Client) -> None:

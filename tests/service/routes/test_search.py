@@ -92,10 +92,10 @@ def test_many_searches_at_once_do_not_mix_their_answers(client: httpx.Client) ->
 
 
 def test_a_request_without_a_photo_is_refused(client: httpx.Client) -> None:
-    problem(client.post("/v1/search"), 422, "photo-missing")
-    body = problem(client.post("/v1/search", files={"picture": tiny_photo(0, 0)}), 422, "photo-missing")
+    problem(client.post("/v1/search"), 422, "image-missing")
+    body = problem(client.post("/v1/search", files={"picture": tiny_photo(0, 0)}), 422, "image-missing")
     assert "`image`" in body["detail"]
-    problem(client.post("/v1/search", files={"top": (None, "3")}), 422, "photo-missing")
+    problem(client.post("/v1/search", files={"top": (None, "3")}), 422, "image-missing")
 
 
 def test_an_empty_photo_is_refused(client: httpx.Client) -> None:
@@ -390,7 +390,7 @@ def test_half_a_character_is_a_mistake_of_the_request(client: httpx.Client) -> N
 
 
 def test_addresses_are_off_unless_hosts_are_allowed(client: httpx.Client) -> None:
-    problem(client.post("/v1/search", json={"image_url": "https://example.com/a.jpg"}), 422, "url-off")
+    problem(client.post("/v1/search", json={"image_url": "https://example.com/a.jpg"}), 422, "url-disabled")
 
 
 @pytest.mark.parametrize(
