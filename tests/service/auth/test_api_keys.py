@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookalike import main
-from service.auth.api_keys import SCOPES, KeyMissing, KeyFileError, KeyRing, Scope
+from service.auth.api_keys import SCOPES, KeyFileError, KeyMissing, KeyRing, Scope
 from tests.support.processes import lookalike
 
 HOUR = timedelta(hours=1)
