@@ -48,7 +48,7 @@ def test_a_full_lane_refuses_and_leaves_the_other_alone(lane: Lane, setting: str
     with ExitStack() as places:
         for _ in range(2):
             places.enter_context(admission.place(lane))
-        with pytest.raises(Overloaded, match="2 .* are running already"):
+        with pytest.raises(Overloaded, match=r"2 .* are running already"):
             admission.check(lane)
         with pytest.raises(Overloaded), admission.place(lane):
             pytest.fail("a full lane has no place")
