@@ -1,1 +1,1 @@
-"""The service: search by photo over HTTP, and the page that people use it with."""
+"""The service: search by photo over HTTP, and its web page."""

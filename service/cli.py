@@ -1,4 +1,4 @@
-"""The verb of the service: `serve`."""
+"""The command `lookalike serve`."""
 
 import shlex
 from pathlib import Path
@@ -8,22 +8,20 @@ import typer
 
 
 def serve(
-    gallery: Annotated[Path | None, typer.Option(help="Folder of the gallery.")] = None,
-    bundle: Annotated[
-        Path | None, typer.Option(help="Folder of the exported model; the gallery's own unless told.")
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 unless told.")] = None,
+    gallery: Annotated[Path | None, typer.Option(help="Address of the gallery.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="Folder of the bundle; default: the gallery's own copy.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; default: 127.0.0.1.")] = None,
     port: Annotated[
-        int | None, typer.Option(help="Port to listen on; 8000 unless told, 0 takes a free one.", min=0, max=65535)
+        int | None, typer.Option(help="Port to listen on; default: 8000; 0 takes a free one.", min=0, max=65535)
     ] = None,
-    examples: Annotated[Path | None, typer.Option(help="Folder of photos that the page offers to try.")] = None,
-    keys: Annotated[Path | None, typer.Option(help="File of API keys; see `lookalike keys`.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Processes that answer; each loads the model.", min=1)] = None,
-    create: Annotated[bool | None, typer.Option("--create", help="Make an empty gallery where there is none.")] = None,
+    examples: Annotated[Path | None, typer.Option(help="Folder of sample photos for the web page.")] = None,
+    keys: Annotated[Path | None, typer.Option(help="Key file; see `lookalike keys`.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Server processes; each loads the model.", min=1)] = None,
+    create: Annotated[bool | None, typer.Option("--create", help="Create an empty gallery if none exists.")] = None,
 ) -> None:
-    """Serve similar products over HTTP, with a page to search by photo.
+    """Serve the search API over HTTP, with a web page to search by photo.
 
-    Everything can also be set by LOOKALIKE_... variables, or in the file that LOOKALIKE_CONFIG names.
+    Every option can also be set by a LOOKALIKE_... variable, or in the file that LOOKALIKE_CONFIG names.
 
     Example: lookalike serve --gallery gallery --port 8000
     """
@@ -45,7 +43,7 @@ def serve(
 
 
 def serve_demo(directory: Path, *, host: str, port: int) -> None:
-    """Serves what the demo prepared, and says what to try."""
+    """Serves the gallery of the demo, and prints a command to try."""
     from service.server.run import run
     from service.settings import load_settings
 

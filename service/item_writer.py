@@ -1,207 +1,279 @@
-"""Writing items: photos are embedded, then stored with their item, and found by the next search.
+"""Writes items: embeds their photos, and stores both so that the next search finds them.
 
-A write rests on the version of the item that it read, and is done again when somebody else was faster. So an item never
+A write rests on the version of the item that it read, and is repeated when another writer was faster. So an item never
 becomes a mixture of two requests, whichever process of the service they reach.
 """
 
-from collections.abc import Callable, Collection, Mapping
+import json
+from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Annotated, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple
 
-import anyio.to_thread
 import numpy as np
-from fastapi import Header, Request
 from numpy.typing import NDArray
 
-from index.embedding.images import decode_for_model, digest, thumbnail
-from index.gallery import Gallery
+from index.embedding.images import ImageLimits, Preprocessing, decode_for_model, digest, thumbnail
 from index.gallery.store.sqlite import VersionConflict
-from index.gallery.types import Item, NewImage, StoredItem
-from service.live_model import Model, NotReady
+from index.gallery.types import Item, NewImage, StoredImage, StoredItem
+from service.admission import Overloaded
+from service.inference import Model, NotReady
+from service.photos import embed_pixels, load_photo
 from service.problems import CONFLICT, ITEM_MISSING, ProblemError
-from service.schemas.items import Photo
-from service.search_pipeline import embed, photo_bytes
+from service.requests import Conditions, ItemWrite, Photo, etag, validate
+from service.schemas.items import ItemPatch
 from service.state import ServiceState
 
-Answer = TypeVar("Answer")
-Arguments = ParamSpec("Arguments")
 
-
-async def in_thread(
-    state: ServiceState, work: Callable[Arguments, Answer], *args: Arguments.args, **kwargs: Arguments.kwargs
-) -> Answer:
-    """Calls the gallery without holding up the event loop."""
-    return await anyio.to_thread.run_sync(lambda: work(*args, **kwargs), limiter=state.searchers)
-
-
-def missing(item_id: str) -> ProblemError:
-    """The problem of a request that names an item which is not there."""
-    return ProblemError(ITEM_MISSING, f"The gallery has no item {item_id!r}.")
-
-
-def tag_of(version: int) -> str:
-    """The ETag of an item."""
-    return f'"{version}"'
-
-
-class Conditions(NamedTuple):
-    """What a request demands of an item's version."""
-
-    if_match: set[str] | None
-    if_none_match: set[str]
-
-    def check(self, item_id: str, seen: StoredItem | None) -> None:
-        """Refuses a write to an item that is not as demanded."""
-        tag = tag_of(seen.version) if seen else None
-        if self.if_match is not None and not (seen and {tag, "*"} & self.if_match):
-            told = f"Its ETag is {tag}." if seen else "It does not exist."
-            raise ProblemError(CONFLICT, f"Item {item_id!r} is not the one of If-Match. {told}")
-        if seen and self.holds(seen):
-            raise ProblemError(CONFLICT, f"Item {item_id!r} exists already, with ETag {tag}.")
-
-    def holds(self, seen: StoredItem) -> bool:
-        """Whether the sender has this version already, or wants none."""
-        known = {tag.removeprefix("W/") for tag in self.if_none_match}
-        return bool({tag_of(seen.version), "*"} & known)
-
-
-async def conditions(
-    request: Request,
-    if_match: Annotated[str, Header(description='only if the ETag is one of these, such as `"7"`')] = "",
-    if_none_match: Annotated[str, Header(description="not if the ETag is one of these; `*` for none at all")] = "",
-) -> Conditions:
-    """Reads them from the headers of a request, which may come in several lines; the parameters only describe them."""
-    return Conditions(_tags(request, "if-match"), _tags(request, "if-none-match") or set())
-
-
-def _tags(request: Request, header: str) -> set[str] | None:
-    """None without such a header: one that names no tag is a condition that nothing meets."""
-    lines = request.headers.getlist(header)
-    return {tag for line in lines for part in line.split(",") if (tag := part.strip())} if lines else None
-
-
-class Written(NamedTuple):
-    """An item after a write, and whether there was none before."""
+class WriteResult(NamedTuple):
+    """An item as its write left it, and whether the item or one of its images is new."""
 
     stored: StoredItem
     created: bool
-    new_images: bool
+    has_new_images: bool
 
 
-async def store(
+class _ItemState(NamedTuple):
+    """What a write makes of an item: its content, and the images that it loses."""
+
+    item: Item
+    surplus: frozenset[str] = frozenset()
+
+
+async def put_item(state: ServiceState, item_id: str, conditions: Conditions, write: ItemWrite) -> WriteResult:
+    """Replaces an item; with photos its images become exactly those, without they stay."""
+
+    def target(seen: StoredItem | None) -> _ItemState:
+        item = write.item(item_id)
+        if seen is None or write.photos is None:
+            return _ItemState(item)
+        return _ItemState(item, frozenset(image.id for image in seen.images) - write.photos.keys())
+
+    with state.admission.place("write"):
+        return await _store(state, item_id, conditions, target, write.photos or {})
+
+
+async def patch_item(state: ServiceState, item_id: str, conditions: Conditions, patch: ItemPatch) -> WriteResult:
+    """Applies a JSON merge patch to an item."""
+
+    def target(seen: StoredItem | None) -> _ItemState:
+        item = _existing(item_id, seen)
+        return _ItemState(validate(Item, {**item.model_dump(), **patch.changes(item.attributes)}))
+
+    with state.admission.place("write"):
+        return await _store(state, item_id, conditions, target, {})
+
+
+async def put_image(
+    state: ServiceState, item_id: str, image_id: str, conditions: Conditions, photo: Photo
+) -> WriteResult:
+    """Adds an image to an item, or replaces the one with this id."""
+
+    def target(seen: StoredItem | None) -> _ItemState:
+        return _ItemState(_existing(item_id, seen))
+
+    with state.admission.place("write"):
+        return await _store(state, item_id, conditions, target, {image_id: photo})
+
+
+async def delete_item(state: ServiceState, item_id: str, conditions: Conditions) -> None:
+    """Deletes an item with its images; an item that does not exist is ignored."""
+    delete = state.gallery.delete
+    await _delete(state, item_id, conditions, lambda expected: delete([item_id], expected=expected))
+
+
+async def delete_image(state: ServiceState, item_id: str, image_id: str, conditions: Conditions) -> None:
+    """Deletes an image of an item; one that does not exist is ignored."""
+    delete = state.gallery.delete_images
+    await _delete(state, item_id, conditions, lambda expected: delete(item_id, [image_id], expected=expected))
+
+
+def item_missing(item_id: str) -> ProblemError:
+    """Returns the problem of a request for an item that does not exist."""
+    return ProblemError(ITEM_MISSING, f"The gallery has no item {item_id!r}.")
+
+
+def _existing(item_id: str, seen: StoredItem | None) -> Item:
+    if seen is None:
+        raise item_missing(item_id)
+    return seen.item
+
+
+def check_conditions(conditions: Conditions, item_id: str, seen: StoredItem | None) -> None:
+    """Refuses a write to an item whose version is not the one that the request demands."""
+    tag = etag(seen.version) if seen else None
+    if not conditions.matches(tag):
+        actual = f"Its ETag is {tag}." if tag else "It does not exist."
+        raise ProblemError(CONFLICT, f"Item {item_id!r} does not match If-Match. {actual}")
+    if tag and conditions.excludes(tag):
+        raise ProblemError(CONFLICT, f"Item {item_id!r} exists already, with ETag {tag}.")
+
+
+async def _store(
     state: ServiceState,
     item_id: str,
-    wanted: Conditions,
-    become: Callable[[StoredItem | None], Item],
-    photos: Mapping[str, Photo] = {},
-    *,
-    only: bool = False,
-) -> Written:
-    """Makes an item what `become` says and gives it the photos; with `only` its other images go.
+    conditions: Conditions,
+    target: Callable[[StoredItem | None], _ItemState],
+    photos: Mapping[str, Photo],
+) -> WriteResult:
+    """Stores what `target` makes of the item that is there, with the photos.
 
-    Once it returns, every search finds the item by its photos.
+    Once it returns, every search finds the item by its photos. The version in the result is the one that this write
+    made, even when another writer has changed the item since.
     """
-    while True:
-        seen = await in_thread(state, state.gallery.stored, item_id)
-        wanted.check(item_id, seen)
-        item = become(seen)
-        held = {image.id for image in seen.images} if seen else set()
-        surplus = held - photos.keys() if only else set()
+    embedder = _PhotoEmbedder(state, item_id, photos)
+    for _ in range(state.settings.max_write_attempts):
+        seen = await state.admission.run("read", state.gallery.stored, item_id)
+        check_conditions(conditions, item_id, seen)
+        item, surplus = target(seen)
         model = await state.active_model.ready() if photos else None
-        images = await _embedded(state, model, item_id, photos) if model else []
-        bundle_id = model.bundle.id if model else ""
-        version = seen.version if seen else None
+        images = await embedder.missing_images(model) if model else []
         try:
-            await in_thread(state, _write, state.gallery, item, images, bundle_id, version, surplus)
+            revision = await _write(state, item, images, model, seen, surplus)
         except VersionConflict:
             continue
         if model:
-            await _follow(state, item_id, photos, model)
-        stored = await in_thread(state, state.gallery.stored, item_id)
-        if stored is None:  # written, and deleted by somebody else since
-            raise missing(item_id)
-        return Written(stored, seen is None, any(image.id not in held for image in images))
+            await _follow_bundle(state, item_id, embedder, model)
+        return _write_result(seen, item, images, surplus, revision)
+    raise _too_many_conflicts(state, item_id)
 
 
-async def remove(
-    state: ServiceState, item_id: str, wanted: Conditions, delete: Callable[[dict[str, int]], int]
-) -> None:
-    """Deletes an item, or something of it, if its version is as demanded; what is gone already stays so."""
-    while True:
-        seen = await in_thread(state, state.gallery.stored, item_id)
-        wanted.check(item_id, seen)
-        if seen is None:
-            return
-        try:
-            await in_thread(state, delete, {item_id: seen.version})
-            return
-        except VersionConflict:
-            continue
-
-
-def _write(
-    gallery: Gallery,
+async def _write(
+    state: ServiceState,
     item: Item,
     images: list[NewImage],
-    bundle_id: str,
-    version: int | None,
-    surplus: Collection[str] = (),
+    model: Model | None,
+    seen: StoredItem | None,
+    surplus: frozenset[str],
+) -> int:
+    return await state.admission.run(
+        "write",
+        state.gallery.upsert,
+        [(item, images)],
+        model.bundle.id if model else "",
+        expected={item.id: seen.version if seen else None},
+        without={item.id: surplus},
+    )
+
+
+def _write_result(
+    seen: StoredItem | None, item: Item, images: list[NewImage], surplus: frozenset[str], revision: int
+) -> WriteResult:
+    """Derives the stored item from what was written: reading it again might return a later write of somebody else."""
+    held = {image.id: image for image in seen.images} if seen else {}
+    added = [image for image in images if image.id not in held or held[image.id].digest != image.digest]
+    removed = surplus.union(image.id for image in added)
+    kept = [image for image in held.values() if image.id not in removed]
+    is_changed = seen is None or added or surplus or _content(item) != _content(seen.item)
+    stored = StoredItem(
+        item.model_copy(update={"attributes": dict(sorted(item.attributes.items()))}),
+        kept + [StoredImage(id=image.id, digest=image.digest) for image in added],
+        revision if is_changed or seen is None else seen.version,
+    )
+    return WriteResult(stored, seen is None, any(image.id not in held for image in images))
+
+
+def _content(item: Item) -> str:
+    """Returns the content as the store compares it: 9 and 9.0 differ, and so do 1 and true."""
+    return json.dumps(item.model_dump(), sort_keys=True)
+
+
+async def _delete(
+    state: ServiceState, item_id: str, conditions: Conditions, delete: Callable[[dict[str, int]], int]
 ) -> None:
-    gallery.upsert([(item, images)], bundle_id, expected={item.id: version}, without={item.id: surplus})
+    with state.admission.place("write"):
+        for _ in range(state.settings.max_write_attempts):
+            seen = await state.admission.run("read", state.gallery.stored, item_id)
+            check_conditions(conditions, item_id, seen)
+            if seen is None:
+                return
+            try:
+                await state.admission.run("write", delete, {item_id: seen.version})
+                return
+            except VersionConflict:
+                continue
+    raise _too_many_conflicts(state, item_id)
 
 
-async def _follow(state: ServiceState, item_id: str, photos: Mapping[str, Photo], model: Model) -> None:
-    """Another bundle may have gone live since the photos were embedded: then they get its vectors too."""
-    while await in_thread(state, state.gallery.live_bundle) != model.bundle.id:
-        seen = await in_thread(state, state.gallery.stored, item_id)
-        if seen is None:  # deleted by somebody else since
+def _too_many_conflicts(state: ServiceState, item_id: str) -> Overloaded:
+    attempts = state.settings.max_write_attempts
+    return state.admission.refuse("conflict", f"Other writers changed item {item_id!r} during {attempts} attempts.")
+
+
+async def _follow_bundle(state: ServiceState, item_id: str, embedder: "_PhotoEmbedder", model: Model) -> None:
+    """Adds vectors of the bundle that was activated while the photos were embedded, if there is one."""
+    for _ in range(state.settings.max_write_attempts):
+        if await state.admission.run("read", state.gallery.live_bundle) == model.bundle.id:
             return
-        newer = await state.active_model.followed()
-        if newer is model:
+        seen = await state.admission.run("read", state.gallery.stored, item_id)
+        if seen is None:  # deleted by another request since
+            return
+        newer = await state.active_model.follow()
+        if newer is None or newer is model:
             raise NotReady(
-                "The item is stored, but the model that went live meanwhile cannot be loaded to embed its photos.",
+                "The item is stored, but the newly activated bundle cannot be loaded to embed its photos.",
                 "Send the request again.",
             )
         held = {image.id: image.digest for image in seen.images}
-        images = await _embedded(state, newer, item_id, photos)
-        current = [image for image in images if held.get(image.id) == image.digest]
+        images = [image for image in await embedder.missing_images(newer) if held.get(image.id) == image.digest]
         try:
-            await in_thread(state, _write, state.gallery, seen.item, current, newer.bundle.id, seen.version)
+            await _write(state, seen.item, images, newer, seen, frozenset())
         except VersionConflict:
             continue
         model = newer
+    raise _too_many_conflicts(state, item_id)
 
 
-async def _embedded(state: ServiceState, model: Model, item_id: str, photos: Mapping[str, Photo]) -> list[NewImage]:
-    """The photos that have no vector of the model's bundle yet, ready to be stored."""
-    images = []
-    with model.in_use():
-        known = await in_thread(state, state.gallery.digests, item_id, model.bundle.id)
-        # One after the other: the photos of one request must not crowd out those of others, nor fill the memory.
-        for image_id, photo in photos.items():
-            data = await photo_bytes(state, photo.data, photo.url)
-            new = await anyio.to_thread.run_sync(
-                _new_one, state, model, data, known.get(image_id), limiter=state.decoders
-            )
-            if new:
-                embedded = await embed(state, model, new.pixels)
-                images.append(NewImage(image_id, new.digest, embedded.vector, new.thumbnail))
-    return images
+class _PhotoEmbedder:
+    """Embeds the photos of one request, each at most once per bundle however often the write is repeated."""
+
+    def __init__(self, state: ServiceState, item_id: str, photos: Mapping[str, Photo]) -> None:
+        self._state = state
+        self._item_id = item_id
+        self._photos = photos
+        self._digests: dict[str, str] = {}
+        self._images: dict[tuple[str, str], NewImage] = {}
+
+    async def missing_images(self, model: Model) -> list[NewImage]:
+        """Returns the photos that have no vector of the model's bundle in the gallery, ready to be stored."""
+        with model.in_use():
+            run, bundle_id = self._state.admission.run, model.bundle.id
+            stored = await run("read", self._state.gallery.digests, self._item_id, bundle_id)
+            # One after the other: the photos of one request must not displace those of others, nor fill the memory.
+            for image_id in self._photos:
+                known = stored.get(image_id)
+                if (image_id, bundle_id) not in self._images and (
+                    known is None or known != self._digests.get(image_id)
+                ):
+                    await self._embed(model, image_id, known)
+        images = [self._images.get((image_id, bundle_id)) for image_id in self._photos]
+        return [image for image in images if image and image.digest != stored.get(image.id)]
+
+    async def _embed(self, model: Model, image_id: str, known: str | None) -> None:
+        """Embeds a photo, unless its digest turns out to be the known one."""
+        admission, rule = self._state.admission, model.bundle.preprocessing
+        with admission.hold_bytes() as hold:
+            data = await load_photo(self._state, self._photos[image_id], hold)
+            started = perf_counter()
+            decoded = await admission.run("decode", _decode, data, rule, self._state.settings.image_limits, known)
+        self._digests[image_id] = decoded.digest
+        if decoded.pixels is None:
+            return
+        self._state.telemetry.stage("decode", perf_counter() - started)
+        embedding = await embed_pixels(self._state, model, decoded.pixels)
+        image = NewImage(image_id, decoded.digest, embedding.vector, decoded.thumbnail)
+        self._images[image_id, model.bundle.id] = image
 
 
-class _New(NamedTuple):
+class _DecodedPhoto(NamedTuple):
     digest: str
-    pixels: NDArray[np.uint8]
-    thumbnail: bytes
+    pixels: NDArray[np.uint8] | None
+    thumbnail: bytes = b""
 
 
-def _new_one(state: ServiceState, model: Model, data: bytes, known: str | None) -> _New | None:
-    """What a photo is embedded from and shown as, of one decoding; none when it is the one that is known."""
+def _decode(data: bytes, rule: Preprocessing, limits: ImageLimits, known: str | None) -> _DecodedPhoto:
+    """Decodes a photo once, for its vector and its thumbnail; not at all when it has the known digest."""
     name = digest(data)
     if name == known:
-        return None
-    rule, begun = model.bundle.preprocessing, perf_counter()
-    picture, part = decode_for_model(rule, data, state.settings.image_limits)
-    pixels = rule.apply(picture, part)
-    state.telemetry.stage("decode", perf_counter() - begun)
-    return _New(name, pixels, thumbnail(picture))
+        return _DecodedPhoto(name, None)
+    picture, part = decode_for_model(rule, data, limits)
+    return _DecodedPhoto(name, rule.apply(picture, part), thumbnail(picture))

@@ -1,4 +1,4 @@
-"""What holds for every request: an id, safe headers, a bounded body, an answer even when we fail, a line in the log."""
+"""Applies to every request: an id, security headers, a bounded body, an answer even after a failure, a log line."""
 
 import logging
 import re
@@ -10,11 +10,19 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.observability.logging import log_request
-from service.observability.logging import request_id as request_in_work
+from service.admission import Admission
+from service.observability.logging import current_request_id, log_request
 from service.observability.metrics import Telemetry
-from service.problems import BODY_TOO_LARGE, BODY_TOO_SLOW, HOST_UNKNOWN, INTERNAL, OVERLOADED, ProblemError, answer
-from service.search_pipeline import ClientLeft
+from service.problems import (
+    BODY_TIMEOUT,
+    BODY_TOO_LARGE,
+    HOST_NOT_ALLOWED,
+    INTERNAL,
+    ProblemError,
+    problem_response,
+)
+from service.requests import ClientLeft
+from service.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -25,20 +33,16 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Opener-Policy": "same-origin",
-    # Answers change with the gallery and the page with a release: kept, but asked about each time.
+    # Answers change with the gallery and the page with a release: cached, but revalidated each time.
     "Cache-Control": "no-cache",
 }
 _CLIENT_LEFT = 499
-"""The status that is noted, by custom, for a request that nobody waited for."""
-_PIECE_SECONDS = 15
-"""Given to each piece of a body to arrive."""
-_BODY_SECONDS = 60
-"""Given to the whole of it: while it arrives, it may hold what others wait for."""
+"""The status recorded, by convention, when the client left before it got an answer."""
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class RequestContext:
-    """Names each request, sends the safe headers, turns what nobody caught into a problem, and notes how it went.
+    """Gives each request an id, adds the security headers, turns unhandled errors into problems, and logs the outcome.
 
     It answers unexpected errors itself because Starlette's own handler for them lies outside all
     middleware: its answer would carry neither the id nor the headers.
@@ -52,22 +56,22 @@ class RequestContext:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        asked = Headers(scope=scope).get("x-request-id", "")
-        request_id = asked if _SAFE_ID.fullmatch(asked) else uuid.uuid4().hex[:16]
+        requested = Headers(scope=scope).get("x-request-id", "")
+        request_id = requested if _SAFE_ID.fullmatch(requested) else uuid.uuid4().hex[:16]
         scope.setdefault("state", {})["request_id"] = request_id
-        request_in_work.set(request_id)
-        begun, root = perf_counter(), scope.get("root_path", "")
-        status = 500  # unless it is told otherwise: the answer broke off midway
+        current_request_id.set(request_id)
+        started, root = perf_counter(), scope.get("root_path", "")
+        status = 500  # recorded when sending the answer fails midway
         try:
-            status = await self._answered(scope, receive, send, request_id)
+            status = await self._respond(scope, receive, send, request_id)
         finally:
-            method, route, seconds = scope["method"], _template(scope, root), perf_counter() - begun
+            method, route, seconds = scope["method"], _route_template(scope, root), perf_counter() - started
             self._telemetry.request(method, route, status, seconds)
             client = scope["client"][0] if scope.get("client") else "unknown"
             log_request(method, route, status, seconds, scope["state"].get("key_id"), client)
 
-    async def _answered(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> int:
-        """Has the request answered, and tells with which status."""
+    async def _respond(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> int:
+        """Answers the request and returns the status."""
         state = scope["state"].get("service")
         status = 0
 
@@ -84,10 +88,10 @@ class RequestContext:
             await send(message)
 
         host = Headers(scope=scope).get("host", "")
-        if state is not None and not state.answers_to(host):
-            told = f"Without API keys the service answers to this machine's names only, not to {host[:80]!r}."
-            problem = HOST_UNKNOWN.problem(told, HOST_UNKNOWN.remedy, request_id)
-            await answer(problem)(scope, receive, send_with_headers)
+        if state is not None and not state.allows_host(host):
+            detail = f"Without API keys only requests to this machine are served, not to {host[:80]!r}."
+            problem = HOST_NOT_ALLOWED.problem(detail, HOST_NOT_ALLOWED.remedy, request_id)
+            await problem_response(problem)(scope, receive, send_with_headers)
             return status
         try:
             await self._app(scope, receive, send_with_headers)
@@ -99,63 +103,56 @@ class RequestContext:
             if status:
                 raise
             problem = INTERNAL.problem(INTERNAL.detail, INTERNAL.remedy, request_id)
-            await answer(problem)(scope, receive, send_with_headers)
+            await problem_response(problem)(scope, receive, send_with_headers)
         return status or _CLIENT_LEFT
 
 
-def _template(scope: Scope, root: str) -> str:
-    """The route of a request as it was declared: the only form of an address whose number is bounded."""
+def _route_template(scope: Scope, root: str) -> str:
+    """Returns the declared path of the route: unlike addresses, there is a bounded number of them."""
     mounted = scope.get("root_path", "").removeprefix(root)
     return getattr(scope.get("route"), "path", mounted or "none")
 
 
 class BodyLimit:
-    """Refuses a body while it arrives: form parsing limits neither files nor their sum, and nothing limits the time.
+    """Limits the size and the arrival time of bodies, and the bytes that all of them hold until they are answered.
 
-    All bodies together may hold `max_held` bytes until they are answered. Many may arrive slowly, but few large ones
-    at once.
+    Parsing a form limits neither the size of files nor their sum, and nothing else limits the time.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int, max_held: int, telemetry: Telemetry) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, admission: Admission) -> None:
         self._app = app
-        self._max_bytes = max_bytes
-        self._max_held = max_held
-        self._held = 0
-        self._telemetry = telemetry
+        self._settings = settings
+        self._admission = admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        settings = self._settings
         declared = int(Headers(scope=scope).get("content-length", "0"))
-        received, whole, end = 0, False, anyio.current_time() + _BODY_SECONDS
+        received, is_complete, deadline = 0, False, anyio.current_time() + settings.body_seconds
 
-        async def limited() -> Message:
-            nonlocal received, whole
-            if declared > self._max_bytes:
+        async def receive_limited() -> Message:
+            nonlocal received, is_complete
+            if declared > settings.max_body_bytes:
                 raise self._too_large()
+            timeout = None if is_complete else min(settings.chunk_seconds, deadline - anyio.current_time())
             try:
-                with anyio.fail_after(None if whole else min(_PIECE_SECONDS, end - anyio.current_time())):
+                with anyio.fail_after(timeout):
                     message = await receive()
             except TimeoutError:
-                told = f"{received:,} bytes of the request came in time, and no end."
-                raise ProblemError(BODY_TOO_SLOW, told, headers={"Connection": "close"}) from None
-            piece = len(message.get("body", b""))
-            received += piece
-            self._held += piece
-            whole = not message.get("more_body", False)
-            if received > self._max_bytes:
+                detail = f"Timed out after {received:,} bytes of the request body."
+                raise ProblemError(BODY_TIMEOUT, detail, headers={"Connection": "close"}) from None
+            received += len(message.get("body", b""))
+            hold(len(message.get("body", b"")))
+            is_complete = not message.get("more_body", False)
+            if received > settings.max_body_bytes:
                 raise self._too_large()
-            if self._held > self._max_held:
-                self._telemetry.refused("requests")
-                told = f"The requests that are in work already have {self._held - received:,} bytes."
-                raise ProblemError(OVERLOADED, told, retry_after=1, headers={"Connection": "close"})
             return message
 
-        try:
-            await self._app(scope, limited, send)
-        finally:
-            self._held -= received
+        with self._admission.hold_bytes() as hold:
+            await self._app(scope, receive_limited, send)
 
     def _too_large(self) -> ProblemError:
-        return ProblemError(BODY_TOO_LARGE, f"The request has more than {self._max_bytes:,} bytes.")
+        limit = self._settings.max_body_bytes
+        return ProblemError(BODY_TOO_LARGE, f"The request body has more than {limit:,} bytes.")

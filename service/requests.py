@@ -1,219 +1,349 @@
-"""Reading a search: whatever form a request has, one `Asked` comes of it, or a problem that says what is wrong."""
+"""Parses HTTP requests (multipart, raw image or JSON) into values; raises a problem that names the mistake."""
 
+import asyncio
 import base64
 import binascii
-from typing import Annotated, Any, TypeVar
+from collections.abc import Coroutine, Iterable
+from typing import Annotated, Any, NamedTuple, TypeVar
+from urllib.parse import unquote
 
-from fastapi import Request
+import anyio
+import anyio.lowlevel
+from fastapi import Header, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
-from starlette.datastructures import UploadFile
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, UploadFile
 
 from index.gallery.filters import Filter
-from index.items import MAX_ID_LENGTH, MAX_TOP, MAX_URL_LENGTH
-from service.problems import INVALID, PHOTO_MISSING, UNSUPPORTED_BODY, ProblemError
-from service.schemas.responses import Include
+from index.items import MAX_ID_LENGTH, Item
+from service.problems import BODY_UNSUPPORTED, IMAGE_MISSING, INVALID, ProblemError
+from service.schemas.items import ItemBody, ItemPatch, PhotoBody
+from service.schemas.search import BatchBody, SearchBody, SearchOptions
 
-DEFAULT_TOP = 12
-MAX_GIVEN = 256
-"""Searches or photos of a request at most, whatever the settings allow."""
-_MOST_KEYS = 32
-_MOST_COMMAS = 100_000
-"""Of a JSON body: photos in base64 have none, and 16 searches that each leave out 1,000 items have 16,000."""
+_MAX_COMMAS = 100_000
+"""Values of a JSON body: photos in base64 have no comma, and 16 searches that exclude 1,000 items each have 16,000."""
 Shape = TypeVar("Shape", bound=BaseModel)
-_Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Result = TypeVar("Result")
 
 
-class Given(BaseModel):
-    """What a request gives. Unknown keys are mistakes, each told; too many are refused before that costs much."""
+class Photo(NamedTuple):
+    """A photo that came with a request, or the address to fetch it from."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _few_keys(cls, given: Any) -> Any:
-        if isinstance(given, dict) and len(given) > _MOST_KEYS:
-            raise ValueError(f"{len(given):,} keys are more than are known")
-        return given
+    data: bytes | None = None
+    url: str | None = None
 
 
-class Options(Given):
-    """What may be said with any search."""
+class SearchRequest(NamedTuple):
+    """A search: its options, and either a photo or an item of the gallery."""
 
-    model_config = ConfigDict(frozen=True)
-
-    top: int = Field(default=DEFAULT_TOP, ge=1, le=MAX_TOP, description="how many items at most")
-    filter: dict[str, Any] = Field(
-        default={},
-        description="what the items' attributes must be",
-        examples=[{"category": "mug", "price": {"lt": 20}}],
-    )
-    min_score: float | None = Field(default=None, ge=-1, le=1, description="the least likeness that is answered")
-    box: tuple[_Share, _Share, _Share, _Share] | None = Field(
-        default=None, description="left, top, right and bottom of the part to search for, as shares of the photo"
-    )
-    exclude: Annotated[list[str], FailFast()] = Field(
-        default=[], max_length=1000, description="ids of items to leave out"
-    )
-    cursor: str | None = Field(default=None, max_length=500, description="continues an earlier answer")
-    include: list[Include] = Field(default=["attributes"], max_length=8, description="what each item is told with")
-
-    @model_validator(mode="after")
-    def _box_has_an_inside(self) -> "Options":
-        if self.box and not (self.box[0] < self.box[2] and self.box[1] < self.box[3]):
-            raise ValueError("box: left must be less than right, and top less than bottom")
-        return self
-
-
-class SearchBody(Options):
-    """A search as JSON: exactly one of a photo in base64, its address, or an item of the gallery."""
-
-    image: str | None = Field(default=None, description="a photo in base64", examples=["/9j/4AAQSkZJRg..."])
-    image_url: str | None = Field(
-        default=None, max_length=MAX_URL_LENGTH, description="where to fetch the photo, if enabled"
-    )
-    item_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID_LENGTH, description="more like this item")
-
-    @model_validator(mode="after")
-    def _one_query(self) -> "SearchBody":
-        if sum(query is not None for query in (self.image, self.image_url, self.item_id)) != 1:
-            raise ValueError("give exactly one of image, image_url and item_id")
-        if self.box and self.item_id is not None:
-            raise ValueError("box: only a photo has parts")
-        return self
-
-    def asked(self) -> "Asked":
-        """The same with the photo as bytes."""
-        options = Options(**{name: getattr(self, name) for name in Options.model_fields})
-        photo = from_base64(self.image) if self.image is not None else None
-        return Asked(options=options, photo=photo, image_url=self.image_url, item_id=self.item_id)
-
-
-class Asked(BaseModel):
-    """A search, with its photo as bytes if it brought one."""
-
-    options: Options
-    photo: bytes | None = None
-    image_url: str | None = None
+    options: SearchOptions
+    photo: Photo = Photo()
     item_id: str | None = None
 
     @property
-    def filter(self) -> Filter | None:
-        return Filter.parse(self.options.filter) if self.options.filter else None
+    def bounds(self) -> dict[str, Any]:
+        """The options that the gallery applies, as its keyword arguments."""
+        options = self.options
+        return {
+            "top": options.top,
+            "filter": Filter.parse(options.filter) if options.filter else None,
+            "min_score": options.min_score,
+            "exclude": options.exclude,
+            "cursor": options.cursor,
+        }
+
+    @classmethod
+    def from_body(cls, body: SearchBody) -> "SearchRequest":
+        """Makes a request of a JSON body, whose photo is decoded."""
+        options = SearchOptions(**{name: getattr(body, name) for name in SearchOptions.model_fields})
+        return cls(options, Photo(_decode_base64(body.image), body.image_url), body.item_id)
 
 
-async def read_asked(request: Request) -> Asked:
-    """The search that a request asks for; options come from the address too, and there they win."""
-    address = _from_address(request)
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+class ItemWrite(NamedTuple):
+    """What an item becomes; without photos its images stay."""
+
+    body: ItemBody
+    photos: dict[str, Photo] | None
+
+    def item(self, item_id: str) -> Item:
+        return Item(id=item_id, title=self.body.title, url=self.body.url, attributes=self.body.attributes)
+
+
+class Conditions(NamedTuple):
+    """The ETags of If-Match and If-None-Match; a header that names no ETag matches nothing."""
+
+    if_match: frozenset[str] | None
+    if_none_match: frozenset[str]
+
+    def matches(self, tag: str | None) -> bool:
+        """Whether If-Match allows an item with this ETag, or with None one that does not exist."""
+        return self.if_match is None or (tag is not None and bool({tag, "*"} & self.if_match))
+
+    def excludes(self, tag: str) -> bool:
+        """Whether If-None-Match names this ETag, compared weakly, or any."""
+        return bool({tag, "*"} & {known.removeprefix("W/") for known in self.if_none_match})
+
+
+async def read_conditions(
+    request: Request,
+    if_match: Annotated[str, Header(description='only if the ETag is one of these, such as `"7"`')] = "",
+    if_none_match: Annotated[str, Header(description="not if the ETag is one of these; `*` for any")] = "",
+) -> Conditions:
+    """Reads the headers of a request, which may span several lines; the parameters only describe them."""
+    return Conditions(parse_etags(request, "if-match"), parse_etags(request, "if-none-match") or frozenset())
+
+
+def parse_etags(request: Request, header: str) -> frozenset[str] | None:
+    """Returns the ETags that a header lists, or None without such a header."""
+    lines = request.headers.getlist(header)
+    return frozenset(tag for line in lines for part in line.split(",") if (tag := part.strip())) if lines else None
+
+
+def etag(version: int) -> str:
+    """Returns the ETag of an item's version."""
+    return f'"{version}"'
+
+
+def media_address(request: Request) -> str:
+    """Returns the address below which thumbnails are served."""
+    return f"{request.scope.get('root_path', '')}/media"
+
+
+class ClientLeft(Exception):
+    """The client closed the connection before it got an answer."""
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """Awaits the work; cancels it and raises ClientLeft when the client closes the connection before."""
+    with anyio.CancelScope() as scope:  # a thread that has begun is waited for: it holds memory that is counted
+        watcher = asyncio.create_task(_cancel_on_disconnect(request, scope))
+        try:
+            return await work
+        finally:
+            watcher.cancel()
+            await anyio.lowlevel.checkpoint_if_cancelled()
+    raise ClientLeft
+
+
+async def _cancel_on_disconnect(request: Request, scope: anyio.CancelScope) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
+
+# Searches
+
+
+async def read_search(request: Request) -> SearchRequest:
+    """Reads a search; options in the query string win over those in the body."""
+    query = _parse_options(request.query_params.multi_items())
+    media_type = _media_type(request)
     if media_type.startswith("image/"):
-        return Asked(options=_options(address), photo=await request.body())
+        return SearchRequest(validate(SearchOptions, query), Photo(await request.body()))
     if media_type == "application/json":
-        return _from_json(await request.body(), address)
+        return SearchRequest.from_body(validate(SearchBody, {**_parse_object(await request.body()), **query}))
     if media_type == "multipart/form-data":
-        return await _from_form(request, address)
+        return await _read_search_form(request, query)
     if not media_type:
-        raise ProblemError(PHOTO_MISSING, "The request has neither a body nor a Content-Type.")
-    raise ProblemError(UNSUPPORTED_BODY, f"The request's type is {media_type}.")
+        raise ProblemError(IMAGE_MISSING, "The request has neither a body nor a Content-Type.")
+    raise ProblemError(BODY_UNSUPPORTED, f"The Content-Type is {media_type}.")
 
 
-async def _from_form(request: Request, address: dict[str, Any]) -> Asked:
+async def read_batch(request: Request, max_batch: int) -> list[SearchRequest]:
+    """Reads the searches of a batch."""
+    searches = (await read_json(request, BatchBody)).searches
+    if len(searches) > max_batch:
+        raise ProblemError(INVALID, f"searches: {len(searches)} were sent; the limit is {max_batch}.", "Send fewer.")
+    return [SearchRequest.from_body(body) for body in searches]
+
+
+async def _read_search_form(request: Request, query: dict[str, Any]) -> SearchRequest:
+    _check_charset(request)
     async with request.form(max_files=1, max_fields=16) as form:
         image = form.get("image")
         if not isinstance(image, UploadFile):
-            raise ProblemError(PHOTO_MISSING, PHOTO_MISSING.detail)
-        fields = {name: form.getlist(name) for name in form if name != "image"}
-        texts = {
-            name: [whole_text(value) for value in values if isinstance(value, str)] for name, values in fields.items()
-        }
-        return Asked(options=_options({**_decoded(texts), **address}), photo=await image.read())
+            raise ProblemError(IMAGE_MISSING)
+        fields = [(name, value) for name, value in form.multi_items() if name != "image" and isinstance(value, str)]
+        options = validate(SearchOptions, {**_parse_options(fields), **query})
+        return SearchRequest(options, Photo(await image.read()))
+
+
+def _parse_options(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Parses options of a query string or form: lists with commas or repeated, the filter as JSON."""
+    values: dict[str, Any] = {}
+    for name, text in pairs:
+        if name in ("include", "box"):
+            values.setdefault(name, []).extend(part for part in text.split(",") if part)
+        elif name == "exclude":
+            values.setdefault(name, []).append(text)
+        else:
+            values[name] = text
+    if "filter" in values:
+        values["filter"] = parse_filter_json(values["filter"])
+    return values
+
+
+def parse_filter_json(text: str) -> Any:
+    """Parses a filter that is written as JSON in a query string or form."""
+    try:
+        return from_json(text)
+    except ValueError:
+        raise ProblemError(
+            INVALID, f"filter: {text[:80]!r} is not JSON.", 'Write one such as {"colour": "red"}.'
+        ) from None
+
+
+# Items
+
+
+async def read_item(request: Request, max_photos: int) -> ItemWrite:
+    """Reads an item, sent as JSON or as a form with files."""
+    media_type = _media_type(request)
+    files: list[tuple[str, Photo]] = []
+    if media_type == "application/json":
+        body = _parse_json(ItemBody, await request.body())
+    elif media_type == "multipart/form-data":
+        _check_charset(request)
+        async with request.form(max_files=max_photos + 1, max_fields=max_photos + 1) as form:
+            body, files = await _read_item_form(form)
+    else:
+        raise _unsupported(media_type, "Send JSON, or a form with the field `item` and files `image`.")
+    photos = [(image.id, _photo(image)) for image in body.images or ()] + files
+    if len(photos) > max_photos:
+        raise ProblemError(INVALID, f"images: {len(photos)} were sent; the limit is {max_photos}.", "Send fewer.")
+    by_id = dict(photos)
+    if len(by_id) < len(photos):
+        raise ProblemError(INVALID, "images: two have the same id.", "Give each photo of an item a unique id.")
+    return ItemWrite(body, None if body.images is None and not files else by_id)
+
+
+async def _read_item_form(form: FormData) -> tuple[ItemBody, list[tuple[str, Photo]]]:
+    """Reads the item in the field `item`, and the photos in the files `image`."""
+    text = form.get("item")
+    if text is None:
+        raise ProblemError(INVALID, "The form has no field `item`.", "Add it, with the item as JSON, at least {}.")
+    body = _parse_json(ItemBody, await text.read() if isinstance(text, UploadFile) else text.encode())
+    files = []
+    for file in form.getlist("image"):
+        name = file.filename if isinstance(file, UploadFile) else None
+        if not name or len(name) > MAX_ID_LENGTH or not isinstance(file, UploadFile):
+            problem = f"A file `image` of the form has the name {(name or '')[:80]!r}."
+            raise ProblemError(INVALID, problem, f"Name it by the image's id, of 1 to {MAX_ID_LENGTH} characters.")
+        files.append((name, Photo(await file.read())))
+    return body, files
+
+
+async def read_patch(request: Request) -> ItemPatch:
+    """Reads a JSON merge patch of an item."""
+    media_type = _media_type(request)
+    if media_type not in ("application/merge-patch+json", "application/json"):
+        raise _unsupported(media_type, "Send a JSON merge patch as application/merge-patch+json.")
+    return _parse_json(ItemPatch, await request.body())
+
+
+async def read_photo(request: Request) -> Photo:
+    """Reads a photo, sent as the body itself or within JSON."""
+    media_type = _media_type(request)
+    if media_type.startswith("image/"):
+        return Photo(await request.body())
+    if media_type == "application/json":
+        return _photo(_parse_json(PhotoBody, await request.body()))
+    raise _unsupported(media_type, "Send the photo itself with its own type (image/...), or JSON.")
+
+
+def decode_path(text: str) -> str:
+    """Decodes a part of a path that was percent-encoded."""
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        raise ProblemError(
+            INVALID,
+            f"The path contains {text[:80]}, which is not UTF-8.",
+            "Encode the id as UTF-8, then percent-encode it.",
+        ) from None
+
+
+# Bodies
 
 
 async def read_json(request: Request, shape: type[Shape]) -> Shape:
-    """The body of a request, for routes to read themselves: FastAPI would read it before it looks at the key."""
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    """Reads a JSON body. Routes call this themselves, because FastAPI would read the body before it checks the key."""
+    media_type = _media_type(request)
     if not (media_type.startswith("application/") and media_type.endswith(("/json", "+json"))):
-        told = f"The request's type is {media_type}." if media_type else "The request has no Content-Type."
-        raise ProblemError(INVALID, told, "Send JSON as application/json.")
+        problem = f"The Content-Type is {media_type}." if media_type else "The request has no Content-Type."
+        raise ProblemError(INVALID, problem, "Send JSON as application/json.")
+    return _parse_json(shape, await request.body())
+
+
+def validate(shape: type[Shape], values: dict[str, Any]) -> Shape:
+    """Makes a value of the given shape, or raises the problem of the request that led to it."""
     try:
-        return shape.model_validate_json(few_values(await request.body()))
+        return shape.model_validate(values)
     except ValidationError as error:
-        raise invalid(error) from None
+        raise _invalid(error) from None
 
 
-def few_values(body: bytes) -> bytes:
-    """A JSON body with as many values as a request may have: more are refused before a tree is made of them."""
-    if (commas := body.count(b",")) > _MOST_COMMAS:
-        raise ProblemError(
-            INVALID, f"The body has some {commas:,} values; at most {_MOST_COMMAS:,} are read.", "Send fewer."
-        )
-    return body
-
-
-def whole_text(text: str) -> str:
-    """A text of a form, whose sender may choose an encoding that makes halves of characters."""
+def _parse_json(shape: type[Shape], body: bytes) -> Shape:
+    _check_value_count(body)
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise ProblemError(INVALID, f"{text[:80]!r} is no text.", "Send the form in UTF-8.") from None
-    return text
+        # Unlike Python's own parser, pydantic's refuses lone surrogates, which could not be stored.
+        return shape.model_validate_json(body)
+    except ValidationError as error:
+        raise _invalid(error) from None
 
 
-def _from_json(body: bytes, address: dict[str, Any]) -> Asked:
-    few_values(body)
+def _parse_object(body: bytes) -> dict[str, Any]:
+    _check_value_count(body)
     try:
-        document = from_json(body)  # which, unlike Python's own, refuses halves of characters
+        document = from_json(body)
     except ValueError as error:
-        raise ProblemError(INVALID, f"The body is not JSON: {error}.", "Mend it and send the request again.") from None
+        raise ProblemError(INVALID, f"The body is not JSON: {error}.", "Correct it and send it again.") from None
     if not isinstance(document, dict):
         raise ProblemError(INVALID, "The body is not a JSON object.", 'Send one such as {"item_id": "mug-1"}.')
-    try:
-        asked = SearchBody.model_validate({**document, **address})
-    except ValidationError as error:
-        raise invalid(error) from None
-    return asked.asked()
+    return document
 
 
-def from_base64(text: str) -> bytes:
-    """The bytes of a photo; a data address of a browser is understood too."""
+def _check_value_count(body: bytes) -> None:
+    """Refuses a JSON body with too many values before objects are made of them."""
+    if (commas := body.count(b",")) > _MAX_COMMAS:
+        raise ProblemError(
+            INVALID, f"The body has about {commas:,} values; the limit is {_MAX_COMMAS:,}.", "Send fewer."
+        )
+
+
+def _photo(body: PhotoBody) -> Photo:
+    return Photo(_decode_base64(body.image), body.image_url)
+
+
+def _decode_base64(text: str | None) -> bytes | None:
+    """Decodes a photo in base64 or in a data URL."""
+    if text is None:
+        return None
     try:
         return base64.b64decode(text.partition("base64,")[2] if text.startswith("data:") else text, validate=True)
     except (binascii.Error, ValueError):
         raise ProblemError(INVALID, "image: this is not base64.", "Encode the photo's bytes in base64.") from None
 
 
-def _from_address(request: Request) -> dict[str, Any]:
-    return _decoded({name: request.query_params.getlist(name) for name in request.query_params})
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def _decoded(texts: dict[str, list[str]]) -> dict[str, Any]:
-    """Options as they are written in addresses and forms: lists with commas or repeated, the filter as JSON."""
-    values: dict[str, Any] = {}
-    for name, given in texts.items():
-        if name in ("include", "box"):
-            values[name] = [part for value in given for part in value.split(",") if part]
-        elif name == "exclude":
-            values[name] = given
-        elif name == "filter":
-            try:
-                values[name] = from_json(given[-1])
-            except ValueError:
-                raise ProblemError(
-                    INVALID, f"filter: {given[-1][:80]!r} is not JSON.", 'Write one such as {"colour": "red"}.'
-                ) from None
-        else:
-            values[name] = given[-1]
-    return values
+def _check_charset(request: Request) -> None:
+    """Refuses a form in another encoding than UTF-8: the parser would use any codec that Python knows."""
+    _, parameters = parse_options_header(request.headers.get("content-type", ""))
+    charset = parameters.get(b"charset", b"utf-8").decode("latin-1").lower()
+    if charset not in ("utf-8", "utf8"):
+        raise ProblemError(INVALID, f"The form has the charset {charset[:80]!r}.", "Send the form in UTF-8.")
 
 
-def _options(values: dict[str, Any]) -> Options:
-    try:
-        return Options.model_validate(values)
-    except ValidationError as error:
-        raise invalid(error) from None
+def _unsupported(media_type: str, remedy: str) -> ProblemError:
+    problem = f"The Content-Type is {media_type}." if media_type else "The request has no Content-Type."
+    return ProblemError(BODY_UNSUPPORTED, problem, remedy)
 
 
-def invalid(error: ValidationError) -> RequestValidationError:
-    """The same as FastAPI tells it."""
-    return RequestValidationError([{**fault, "loc": ("body", *fault["loc"])} for fault in error.errors()])
+def _invalid(error: ValidationError) -> RequestValidationError:
+    """Converts an error to the one that FastAPI raises, which the service answers with a problem."""
+    return RequestValidationError([{**it, "loc": ("body", *it["loc"])} for it in error.errors()])

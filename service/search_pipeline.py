@@ -1,124 +1,103 @@
-"""The walk of a photo: bytes to pixels in a thread, pixels to a vector in a batch, a vector to items in a thread."""
+"""Runs a search: photo to vector, vector to items, items to the answer."""
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
+from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-import anyio.lowlevel
-import anyio.to_thread
 import numpy as np
-from fastapi import Request
-from numpy.typing import NDArray
 
-from index.embedding.images import Box, EncodedImage, ImageError, load_pixels
 from index.gallery import BundleMismatch
-from service.inference import Embedded, Overloaded
-from service.live_model import Model
-from service.problems import URL_OFF, ProblemError
-from service.schemas.search import Milliseconds
+from index.gallery.types import Found, Hit
+from service.photos import QueryEmbedding, embed_query, load_photo
+from service.requests import SearchRequest
+from service.schemas.search import BatchAnswer, Match, MatchedImage, Milliseconds, SearchAnswer, SearchOptions
 from service.state import ServiceState
 
-Answer = TypeVar("Answer")
+
+async def search(state: ServiceState, request: SearchRequest, media: str) -> SearchAnswer:
+    """Finds the items that look like the photo or the item of a request; `media` is where thumbnails are served."""
+    if request.item_id is not None:
+        with state.admission.place("search"):
+            bounded = partial(state.gallery.search_item, request.item_id, **request.bounds)
+            found = await state.admission.run("search", _find, state, bounded, request.options, media)
+        return _answer(state, found, None)
+    with state.admission.hold_bytes() as hold:
+        photo = await load_photo(state, request.photo, hold)
+        # Taken after the photo was fetched: a slow host must not keep other searches from working.
+        with state.admission.place("search"):
+            found, embedding = await _search_photo(state, request, photo, media)
+    return _answer(state, found, embedding)
 
 
-class ClientLeft(Exception):
-    """Nobody waits for the answer any more."""
+async def search_batch(state: ServiceState, requests: list[SearchRequest], media: str) -> BatchAnswer:
+    """Runs several searches one after the other: a batch must not displace the photos of other requests."""
+    return BatchAnswer(answers=[await search(state, request, media) for request in requests])
 
 
-class Looked(NamedTuple):
-    """The vector of a photo, the model that made it, and where the time went."""
+class _Found(NamedTuple):
+    """The result of a search, the matches made from it, and the seconds that the search took."""
 
-    model: Model
-    vector: NDArray[np.float32]
-    decode: float
-    wait: float
-    embed: float
+    result: Found
+    matches: list[Match]
+    seconds: float
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, Answer]) -> Answer:
-    """Does the work unless the client leaves before it is done: then what is left of it is dropped."""
-    with anyio.CancelScope() as scope:  # a thread that has begun is waited for: it holds memory that is counted
-        watching = asyncio.create_task(_cancel_when_left(request, scope))
-        try:
-            return await work
-        finally:
-            watching.cancel()
-            await anyio.lowlevel.checkpoint_if_cancelled()
-    raise ClientLeft
-
-
-async def _cancel_when_left(request: Request, scope: anyio.CancelScope) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
-
-
-async def photo_bytes(state: ServiceState, photo: bytes | None, url: str | None) -> bytes:
-    """A photo that came with the request, or is fetched for it."""
-    if photo is not None:
-        return photo
-    if state.fetcher is None:
-        raise ProblemError(URL_OFF, URL_OFF.detail)
-    return await state.fetcher.fetch(str(url))
-
-
-async def look(state: ServiceState, photo: bytes, box: Box | None = None, model: Model | None = None) -> Looked:
-    """Embeds a photo, or a part of it, with the model of the live bundle."""
-    model = model or await state.active_model.ready()
-    with model.in_use():
-        begun = perf_counter()
-        pixels = await anyio.to_thread.run_sync(_pixels, state, model, photo, box, limiter=state.decoders)
-        decoded = perf_counter() - begun
-        state.telemetry.stage("decode", decoded)
-        embedded = await embed(state, model, pixels)
-    return Looked(model, embedded.vector, decoded, embedded.waited, embedded.worked)
-
-
-async def embed(state: ServiceState, model: Model, pixels: NDArray[np.uint8]) -> Embedded:
-    """The vector of one photo, and how long it took, which is noted."""
+async def _search_photo(
+    state: ServiceState, request: SearchRequest, photo: bytes, media: str
+) -> tuple[_Found, QueryEmbedding]:
+    """Embeds a photo and searches; embeds it again if its bundle was replaced twice meanwhile."""
+    embedding = await embed_query(state, photo, request.options.box, await state.active_model.ready())
     try:
-        with state.telemetry.queued():
-            embedded = await model.batcher.embed(pixels, alone=state.working <= 1)
-    except Overloaded:
-        state.telemetry.refused("queue")
-        raise
-    state.telemetry.stage("wait", embedded.waited, ago=embedded.worked)
-    state.telemetry.stage("embed", embedded.worked)
-    return embedded
+        return await _search_vector(state, request, embedding, media), embedding
+    except BundleMismatch:
+        await state.active_model.follow()
+        embedding = await embed_query(state, photo, request.options.box, state.active_model.current())
+        return await _search_vector(state, request, embedding, media), embedding
 
 
-def _pixels(state: ServiceState, model: Model, photo: bytes, box: Box | None) -> NDArray[np.uint8]:
-    rule, limits = model.bundle.preprocessing, state.settings.image_limits
-    if box is None:
-        return load_pixels(photo, rule, limits)
-    image = EncodedImage(photo, limits)
-    left, top, right, bottom = (round(share * side) for share, side in zip(box, image.size * 2, strict=True))
-    if left >= right or top >= bottom:
-        raise ImageError("empty", f"The box {box} holds no pixel of the photo.", "Draw a larger one.")
-    return rule.apply(*image.read((left, top, right, bottom), rule.resize))
+async def _search_vector(state: ServiceState, request: SearchRequest, embedding: QueryEmbedding, media: str) -> _Found:
+    vectors, bundle_id = embedding.vector[np.newaxis], embedding.model.bundle.id
+    bounded = partial(state.gallery.search, vectors, bundle_id=bundle_id, **request.bounds)
+    return await state.admission.run("search", _find, state, bounded, request.options, media)
 
 
-async def find_photo(
-    state: ServiceState, photo: bytes, box: Box | None, search: Callable[[NDArray[np.float32], str], Answer]
-) -> tuple[Answer, Looked]:
-    """Embeds and searches. Should the bundle have been exchanged twice meanwhile, it looks again with the new one."""
-    looked = await look(state, photo, box)
-    for last in (False, True):
-        try:
-            answer = await anyio.to_thread.run_sync(
-                search, looked.vector[np.newaxis], looked.model.bundle.id, limiter=state.searchers
-            )
-            return answer, looked
-        except BundleMismatch:
-            if last:
-                raise
-            looked = await look(state, photo, box, await state.active_model.followed())
-    raise AssertionError("unreachable")
+def _find(state: ServiceState, search: Callable[[], Found], options: SearchOptions, media: str) -> _Found:
+    """Searches and reads the items in one call: a switch of threads costs as much as a search."""
+    started = perf_counter()
+    result = search()
+    seconds = perf_counter() - started
+    matches = [_match(state, hit, options, result.bundle_id, media) for hit in result.hits[0]]
+    return _Found(result, matches, seconds)
 
 
-def milliseconds(looked: Looked | None, search: float) -> Milliseconds:
-    """Where the time of an answer went."""
-    stages = (looked.decode, looked.wait, looked.embed) if looked else (0.0, 0.0, 0.0)
-    decoded, wait, embed, found = (round(seconds * 1000, 2) for seconds in (*stages, search))
-    return Milliseconds(decode=decoded, wait=wait, embed=embed, search=found)
+def _match(state: ServiceState, hit: Hit, options: SearchOptions, bundle_id: str, media: str) -> Match:
+    item, image = hit.item, hit.image
+    vector = None
+    if "vectors" in options.include:
+        stored = state.gallery.item_vectors(item.id, bundle_id).get(image.id)
+        vector = None if stored is None else stored.tolist()
+    return Match(
+        id=item.id,
+        title=item.title,
+        url=item.url,
+        score=hit.score,
+        attributes=item.attributes if "attributes" in options.include else {},
+        image=MatchedImage(id=image.id, url=f"{media}/{image.digest}.jpg"),
+        vector=vector,
+    )
+
+
+def _answer(state: ServiceState, found: _Found, embedding: QueryEmbedding | None) -> SearchAnswer:
+    result = found.result
+    state.telemetry.stage("search", found.seconds)
+    state.telemetry.saw_revision(result.change)
+    stages = (embedding.decode, embedding.wait, embedding.embed) if embedding else (0.0, 0.0, 0.0)
+    decode, wait, embed, search = (round(seconds * 1000, 2) for seconds in (*stages, found.seconds))
+    return SearchAnswer(
+        items=found.matches,
+        cursor=result.cursor,
+        bundle=result.bundle_id,
+        revision=result.change,
+        milliseconds=Milliseconds(decode=decode, wait=wait, embed=embed, search=search),
+    )

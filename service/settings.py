@@ -1,4 +1,4 @@
-"""What an operator may set: `LOOKALIKE_...` variables and one file, checked before anything is opened."""
+"""The settings of the service: `LOOKALIKE_...` variables and one file, validated before anything is opened."""
 
 import json
 import os
@@ -17,90 +17,111 @@ from pydantic_settings import (
 
 from index.embedding.images import DEFAULT_LIMITS, ImageLimits
 from index.errors import LookalikeError
-from service.url_fetcher import Pattern
+from service.url_fetcher import HostPattern
 
 PREFIX = "LOOKALIKE_"
 FILE_VARIABLE = f"{PREFIX}CONFIG"
 _ORIGIN = re.compile(r"\*|https?://[^/\s]+")
 
 
-def _from_variable(given: Any) -> Any:
-    """A variable holds JSON. One that does not is a mistake like any other, told beside them."""
-    if not isinstance(given, str):
-        return given
+def _parse_json(value: Any) -> Any:
+    """Parses a variable that holds JSON; a syntax error is reported together with the other mistakes."""
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(given)
+        return json.loads(value)
     except json.JSONDecodeError:
-        told = 'write JSON, such as ["one", "two"] for a list or {"name": "address"} for names'
-        raise ValueError(f"{given[:80]!r} is not JSON: {told}") from None
+        example = 'write JSON, such as ["one", "two"] for a list or {"name": "address"} for names'
+        raise ValueError(f"{value[:80]!r} is not JSON: {example}") from None
 
 
-def _host(pattern: str) -> str:
+def _check_host(pattern: str) -> str:
     try:
-        Pattern.parse(pattern)
+        HostPattern.parse(pattern)
     except LookalikeError as error:
         raise ValueError(str(error)) from None
     return pattern
 
 
-def _origin(text: str) -> str:
+def _check_origin(text: str) -> str:
     if not _ORIGIN.fullmatch(text):
         raise ValueError(f"{text!r} is not an origin: write one such as https://shop.example.com, without a path")
     return text
 
 
 Value = TypeVar("Value")
-_Json = Annotated[Value, NoDecode, BeforeValidator(_from_variable)]
+_Json = Annotated[Value, NoDecode, BeforeValidator(_parse_json)]
 
 
 class SettingsError(LookalikeError):
-    """Settings that cannot be served with; all mistakes are told at once."""
+    """Invalid settings; the message lists all mistakes."""
 
     kind = "settings"
 
 
 class Settings(BaseSettings):
-    """The service's settings. A value given by name wins over the environment, and that over the file."""
+    """The service's settings. A value passed by name wins over the environment, and the environment over the file."""
 
-    # An empty variable is none: a compose file can take a setting back, but not remove it.
+    # An empty variable counts as unset: a compose file can reset a setting, but not remove it.
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid")
 
-    gallery: str | Path = Field(description="the address of the gallery to search")
+    gallery: str | Path = Field(description="address of the gallery to search")
     bundle: Path | None = Field(
-        default=None, description="the bundle to embed with; the gallery's own copy of its live one unless told"
+        default=None, description="bundle to embed with; default: the gallery's copy of its active bundle"
     )
-    create: bool = Field(default=False, description="make an empty gallery where there is none")
+    create: bool = Field(default=False, description="create an empty gallery if none exists")
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
-    workers: int = Field(default=1, ge=1, le=64, description="processes that answer; each loads the model")
-    threads: int | None = Field(default=None, gt=0, description="of the embedder; all cores unless told")
+    workers: int = Field(default=1, ge=1, le=64, description="server processes; each loads the model")
+    threads: int | None = Field(default=None, gt=0, description="threads of the embedder; default: all cores")
     drain_seconds: float = Field(
-        default=1, ge=0, le=300, description="to answer on after SIGTERM while /readyz sends clients elsewhere"
+        default=1, ge=0, le=300, description="how long to keep serving after SIGTERM while /readyz reports 503"
     )
-    examples: DirectoryPath | None = Field(default=None, description="photos that the page offers to try")
+    examples: DirectoryPath | None = Field(default=None, description="folder of sample photos for the web page")
     sources: _Json[dict[str, str]] = Field(
-        default={}, description="name to address of what may be re-indexed over the API"
+        default={}, description="name to address of the sources that may be re-indexed over the API"
     )
     bundles: _Json[dict[str, DirectoryPath]] = Field(
-        default={}, description="name to folder of what it may be embedded with"
+        default={}, description="name to folder of the bundles that a re-index over the API may use"
     )
 
-    max_body_bytes: int = Field(default=DEFAULT_LIMITS.max_bytes, gt=0, description="of a request")
-    max_pixels: int = Field(default=DEFAULT_LIMITS.max_pixels, gt=0, description="of a photo")
-    max_batch: int = Field(default=16, ge=1, le=256, description="photos of one request")
-    max_requests: int = Field(default=64, ge=1, description="requests with a photo in work at once, in a process")
-    max_waiting: int = Field(default=64, ge=1, description="photos that wait for the model, in a process")
-
-    keys: Path | None = Field(default=None, description="the file of API keys; see `lookalike keys`")
-    open: bool = Field(default=False, description="serve without keys beyond this machine")
-    rate: float = Field(default=50, gt=0, description="requests a second that a key may send in the long run")
-    burst: int = Field(default=100, ge=1, description="requests that it may send at once")
-    url_hosts: _Json[list[Annotated[str, AfterValidator(_host)]]] = Field(
-        default=[], description="hosts that `image_url` may name; none: it is off"
+    max_body_bytes: int = Field(default=DEFAULT_LIMITS.max_bytes, gt=0, description="size of a request body")
+    max_pixels: int = Field(default=DEFAULT_LIMITS.max_pixels, gt=0, description="pixels of a photo")
+    max_batch: int = Field(default=16, ge=1, le=256, description="photos per request")
+    max_requests: int = Field(default=64, ge=1, description="searches that run at once, per process")
+    max_writes: int = Field(default=32, ge=1, description="writes of items that run at once, per process")
+    max_reads: int = Field(default=256, ge=1, description="reads of items and pictures that wait, per process")
+    max_fetches: int = Field(default=16, ge=1, description="photos fetched from addresses at once, per process")
+    max_waiting: int = Field(
+        default=64, ge=1, description="length of every other queue (photos, listings, requests about jobs), per process"
     )
-    url_seconds: float = Field(default=5, gt=0, description="to fetch such a photo")
-    cors_origins: _Json[list[Annotated[str, AfterValidator(_origin)]]] = Field(
-        default=[], description="web pages of these origins may call the API"
+    max_held_bytes: int = Field(
+        default=512 * 1024 * 1024, gt=0, description="bodies and fetched photos in memory, all processes together"
+    )
+    max_connections: int | None = Field(
+        default=None, ge=1, description="open connections per process; default: what the limit of open files allows"
+    )
+    max_write_attempts: int = Field(
+        default=32, ge=1, description="attempts of a write to an item that others change at the same time"
+    )
+    head_seconds: float = Field(default=15, gt=0, description="time for the head of a request to arrive")
+    chunk_seconds: float = Field(default=15, gt=0, description="time between two pieces of a request body")
+    body_seconds: float = Field(default=60, gt=0, description="time for a request body to arrive")
+    bundle_poll_seconds: float = Field(default=2, gt=0, description="interval of looking for a newly activated bundle")
+    bundle_retry_seconds: float = Field(
+        default=10, gt=0, description="delay before a bundle that failed to load is tried again"
+    )
+
+    keys: Path | None = Field(default=None, description="file of API keys; see `lookalike keys`")
+    open: bool = Field(default=False, description="allow serving without keys on addresses other than loopback")
+    rate: float = Field(default=50, gt=0, description="sustained requests per second of each key")
+    burst: int = Field(default=100, ge=1, description="requests that a key may send at once")
+    url_hosts: _Json[list[Annotated[str, AfterValidator(_check_host)]]] = Field(
+        default=[], description="hosts that `image_url` may name; empty: `image_url` is disabled"
+    )
+    url_seconds: float = Field(default=5, gt=0, description="timeout for fetching a photo")
+    cors_origins: _Json[list[Annotated[str, AfterValidator(_check_origin)]]] = Field(
+        default=[], description="origins of web pages that may call the API"
     )
 
     log_format: Literal["text", "json"] = "text"
@@ -123,23 +144,23 @@ class Settings(BaseSettings):
         if not file:
             return init_settings, env_settings
         if not Path(file).is_file():
-            raise SettingsError(f"{FILE_VARIABLE} names {file}, which is no file.", "Write it, or unset the variable.")
+            raise SettingsError(f"{FILE_VARIABLE}: there is no file {file}.", "Write it, or unset the variable.")
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, Path(file))
 
 
-def load_settings(**given: Any) -> Settings:
-    """The settings, or one error that lists every mistake with its place."""
+def load_settings(**values: Any) -> Settings:
+    """Loads the settings; raises one SettingsError that lists every mistake with its place."""
     unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and not _is_known(name))
-    faults = [f"{name}: no setting has this name" for name in unknown]
+    mistakes = [f"{name}: unknown setting" for name in unknown]
     try:
-        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+        settings = Settings(**{name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
-        faults += [f"{_place(fault['loc'])}: {fault['msg'].removeprefix('Value error, ')}" for fault in error.errors()]
-    except ValueError as error:  # a file that is no TOML
-        faults.append(f"the file of {FILE_VARIABLE}: {error}")
-    if faults:
+        mistakes += [f"{_place(it['loc'])}: {it['msg'].removeprefix('Value error, ')}" for it in error.errors()]
+    except ValueError as error:  # the file is not valid TOML
+        mistakes.append(f"the file of {FILE_VARIABLE}: {error}")
+    if mistakes:
         raise SettingsError(
-            "The settings cannot be used: " + "; ".join(faults) + ".",
+            "Invalid settings: " + "; ".join(mistakes) + ".",
             f"Each is set by an option, by {PREFIX}NAME in capitals, or by name in the file of {FILE_VARIABLE}.",
         )
     return settings

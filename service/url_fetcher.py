@@ -1,7 +1,7 @@
-"""Fetching a photo that a request names by its address, without lending the client our place in the network.
+"""Fetches a photo from the address in a request, without giving the client access to our network (SSRF).
 
 The host must be on the operator's list, all its addresses must be public, and the connection goes to an address that
-was checked: the name is never resolved a second time. Redirects pass through the same gate.
+was checked: the name is never resolved a second time. Redirects pass the same checks.
 """
 
 import logging
@@ -36,22 +36,22 @@ Reason = Literal[
 _PORTS = {"https": 443, "http": 80}
 _REDIRECTS = {301, 302, 303, 307, 308}
 _OCTETS = {"application/octet-stream", "binary/octet-stream"}
-# The ending must not be a number: resolvers read 2130706433, 0x7f.1 and 0177.0.0.1 as addresses, we do not.
+# The last label must not be a number: resolvers read 2130706433, 0x7f.1 and 0177.0.0.1 as addresses.
 _HOST_NAME = re.compile(r"(?=.{1,253}$)([a-z0-9_-]{1,63}\.)*(?!\d+$|0x[0-9a-f]*$)[a-z0-9_-]{1,63}")
 
 _PATTERN = re.compile(r"(\*\.?)?([^*:/?#@\s]*)(?::(\d{1,5}))?")
 
 _NAT64 = IPv6Network("64:ff9b::/96")
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
-# Beyond what `ipaddress` calls not global in every Python: protocol assignments, relays and tunnels that carry
-# an IPv4 address inside (6to4, Teredo), documentation.
+# Not public, although some versions of `ipaddress` call them global: protocol assignments, relays and tunnels with an
+# embedded IPv4 address (6to4, Teredo), documentation.
 _REFUSED = [ip_network(it) for it in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20")]
 
 
 class FetchError(LookalikeError):
-    """A photo that was not fetched, with the reason as a word for machines.
+    """A photo could not be fetched; `reason` is stable, for programs.
 
-    It is told to whoever sent the address, so it holds nothing that they could learn about our network.
+    The message is sent to the client, so it contains nothing about our network.
     """
 
     kind = "fetch"
@@ -62,7 +62,7 @@ class FetchError(LookalikeError):
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet, also when it carries another one inside."""
+    """Whether an address belongs to the public internet; an embedded IPv4 address is checked too."""
     if isinstance(address, IPv6Address):
         if address.ipv4_mapped:
             return is_public(address.ipv4_mapped)
@@ -75,11 +75,11 @@ def is_public(address: Address) -> bool:
 
 
 class Fetcher:
-    """Fetches photos from the hosts that are allowed: `cdn.example.com`, `*.example.com`, or `*` for every public one.
+    """Fetches photos from allowed hosts: `cdn.example.com`, `*.example.com`, or `*` for every public one.
 
-    `*.example.com` does not stand for `example.com` itself. Ports are those of the scheme, unless a pattern names
-    one: `cdn.example.com:8443`. Addresses begin with https unless `allow_http`. `timeout` is for everything together,
-    in seconds. Certificates are checked against those of the package certifi, or of SSL_CERT_FILE.
+    `*.example.com` does not include `example.com` itself. Ports are those of the scheme, unless a pattern names
+    one: `cdn.example.com:8443`. Addresses begin with https unless `allow_http`. `timeout` is the total time in
+    seconds. Certificates are verified with those of the package certifi, or of SSL_CERT_FILE.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Fetcher:
         max_redirects: int = 3,
         allow_http: bool = False,
     ) -> None:
-        self._allowed = [Pattern.parse(it) for it in allowed]
+        self._allowed = [HostPattern.parse(it) for it in allowed]
         self._schemes = ("https", "http") if allow_http else ("https",)
         self._max_bytes = max_bytes
         self._timeout = timeout
@@ -99,13 +99,15 @@ class Fetcher:
         self._tls = httpx.create_ssl_context()
 
     async def fetch(self, url: str) -> bytes:
-        """The bytes at an address; raises FetchError."""
-        # Without idle connections nothing outlives its check: each redirect resolves and checks anew.
-        pool = httpcore.AsyncConnectionPool(self._tls, max_keepalive_connections=0, network_backend=_Checked(self))
+        """Returns the bytes at an address; raises FetchError."""
+        # Without idle connections no connection outlives its check: each redirect is resolved and checked again.
+        pool = httpcore.AsyncConnectionPool(
+            self._tls, max_keepalive_connections=0, network_backend=_CheckedNetwork(self)
+        )
         try:
             with anyio.fail_after(self._timeout):
                 async with pool:
-                    return await self._follow(pool, self._parsed(url))
+                    return await self._follow(pool, self._parse(url))
         except (TimeoutError, httpcore.TimeoutException):
             raise FetchError(
                 "timeout", f"The photo did not arrive within {self._timeout:g} seconds.", "Send the photo itself."
@@ -113,37 +115,37 @@ class Fetcher:
         except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError) as error:
             log.info("fetching failed: %r", error)
             raise FetchError(
-                "unreachable", "The photo's host could not be reached, or broke off.", "Try again later."
+                "unreachable", "The photo's host could not be reached, or closed the connection.", "Try again later."
             ) from None
 
-    def permits(self, address: Address) -> bool:
-        """Whether we may connect to an address."""
+    def allows(self, address: Address) -> bool:
+        """Whether a connection to this address is allowed."""
         return is_public(address)
 
     async def resolve(self, host: str) -> Sequence[str]:
-        """Every address of a host; raises OSError when there is none."""
+        """Returns every address of a host; raises OSError when it has none."""
         found = await anyio.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         return list(dict.fromkeys(str(place[0]) for *_, place in found))
 
     async def checked_addresses(self, host: str) -> Sequence[str]:
-        """The addresses of a host, all of which we may connect to. One that is not spoils the others."""
+        """Returns the addresses of a host if connecting to all of them is allowed; raises FetchError otherwise."""
         try:
             addresses = await self.resolve(host)
         except (OSError, UnicodeError) as error:
             log.info("fetching from %s: %s", host, error)
             addresses = []
-        refused = [it for it in addresses if not self.permits(ip_address(it))]
+        refused = [it for it in addresses if not self.allows(ip_address(it))]
         if refused or not addresses:
             if refused:
                 log.warning("fetching from %s refused: it has the addresses %s", host, ", ".join(refused))
-            # One answer for both: which names exist inside is not for a client to find out.
+            # The same error for both: a client must not learn which internal names exist.
             raise FetchError(
                 "host_not_public", f"The host {host} has no public address.", "Give an address on the public internet."
             )
         return addresses
 
-    def _parsed(self, text: str, base: httpx.URL | None = None) -> httpx.URL:
-        """An address that we may fetch. One parser reads both what is checked and what is sent."""
+    def _parse(self, text: str, base: httpx.URL | None = None) -> httpx.URL:
+        """Parses and checks an address. The same parser reads what is checked and what is sent."""
         try:
             url = base.join(text) if base else httpx.URL(text)
         except httpx.InvalidURL as error:
@@ -151,10 +153,10 @@ class Fetcher:
         if url.scheme not in self._schemes:
             raise _bad_url(f"The photo's address must begin with {' or '.join(f'{it}://' for it in self._schemes)}.")
         if url.userinfo:
-            raise _bad_url("The photo's address holds a user or a password.")
+            raise _bad_url("The photo's address contains a user or a password.")
         host = url.raw_host.decode("ascii")
         if not _is_host(host):
-            raise _bad_url(f"The photo's address has the host {host[:80]!r}, which is none.")
+            raise _bad_url(f"The photo's address has the invalid host {host[:80]!r}.")
         if not any(it.matches(url) for it in self._allowed):
             raise FetchError(
                 "host_not_allowed",
@@ -175,25 +177,25 @@ class Fetcher:
                 ("User-Agent", "lookalike"),
             ]
             async with pool.stream("GET", target, headers=headers) as response:
-                answered = httpx.Headers(response.headers)
-                if response.status not in _REDIRECTS or "location" not in answered:
-                    return await self._body(response, answered)
-                url = self._parsed(answered["location"], url)
+                reply = httpx.Headers(response.headers)
+                if response.status not in _REDIRECTS or "location" not in reply:
+                    return await self._read_body(response, reply)
+                url = self._parse(reply["location"], url)
         raise FetchError(
             "too_many_redirects",
             f"The photo's address redirects more than {self._max_redirects} times.",
-            "Give the address that it ends at.",
+            "Give the final address.",
         )
 
-    async def _body(self, response: httpcore.Response, headers: httpx.Headers) -> bytes:
+    async def _read_body(self, response: httpcore.Response, headers: httpx.Headers) -> bytes:
         if response.status != 200:
             raise FetchError(
                 "bad_status", f"The photo's host answered with status {response.status}.", "Check the address."
             )
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if not (media_type.startswith("image/") or media_type in _OCTETS):
-            raise _not_an_image(f"At the photo's address is {media_type[:80] or 'something without a type'}, no image.")
-        # What is not compressed cannot grow: we asked for that, and photos are compressed already.
+            raise _not_an_image(f"The photo's host sent {media_type[:80] or 'no Content-Type'} instead of an image.")
+        # Without an encoding the body cannot expand; `identity` was requested, and photos are compressed already.
         if (encoding := headers.get("content-encoding", "identity").strip().lower()) != "identity":
             raise _not_an_image(f"The photo's host sent it encoded as {encoding[:80]}.")
         declared = headers.get("content-length", "0")
@@ -210,29 +212,29 @@ class Fetcher:
         return FetchError("too_large", f"The photo has more than {self._max_bytes:,} bytes.", "Use a smaller photo.")
 
 
-class Pattern(NamedTuple):
-    """Hosts of the allow-list; a leading dot stands for every name that ends so, nothing for any host."""
+class HostPattern(NamedTuple):
+    """An entry of the allow-list; a leading dot matches every subdomain, an empty host matches any."""
 
     host: str
     port: int | None
 
     @classmethod
-    def parse(cls, text: str) -> "Pattern":
-        wild, name, port = found.groups() if (found := _PATTERN.fullmatch(text)) else ("", "", None)
+    def parse(cls, text: str) -> "HostPattern":
+        wild, name, port = match.groups() if (match := _PATTERN.fullmatch(text)) else ("", "", None)
         try:
             host = httpx.URL(f"https://{name}").raw_host.decode("ascii")
         except httpx.InvalidURL:
             host = ""
         if name if wild == "*" else not _is_host(host):
             raise LookalikeError(
-                f"Photos cannot be fetched from {text!r}: it is no host.",
+                f"{text!r} is not a valid host to fetch photos from.",
                 "Write cdn.example.com, *.example.com, cdn.example.com:8443, or * for every public host.",
             )
         return cls(f".{host}" if wild == "*." else host, int(port) if port else None)
 
     def matches(self, url: httpx.URL) -> bool:
         if self.port is None:
-            if url.port is not None:  # httpx leaves out the one of the scheme
+            if url.port is not None:  # httpx omits the default port of the scheme
                 return False
         elif self.port != (url.port or _PORTS[url.scheme]):
             return False
@@ -240,8 +242,8 @@ class Pattern(NamedTuple):
         return not self.host or (host.endswith(self.host) if self.host.startswith(".") else host == self.host)
 
 
-class _Checked(httpcore.AsyncNetworkBackend):
-    """The network as the pool sees it: names lead only to addresses that were checked."""
+class _CheckedNetwork(httpcore.AsyncNetworkBackend):
+    """The network of the connection pool: connects only to addresses that were checked."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
@@ -265,18 +267,20 @@ class _Checked(httpcore.AsyncNetworkBackend):
 
 
 def _is_host(text: str) -> bool:
-    """A name, or an address in its one usual spelling."""
+    """Whether this is a host name, or an IP address in its canonical form."""
     if _HOST_NAME.fullmatch(text):
         return True
     try:
         ip_address(text)
     except ValueError:
         return False
-    return "%" not in text  # a zone names one of our own interfaces
+    return "%" not in text  # a zone names a network interface of this machine
 
 
 def _bad_url(problem: str) -> FetchError:
-    return FetchError("bad_url", problem, "Give the whole address of a photo, such as https://cdn.example.com/1.jpg.")
+    return FetchError(
+        "bad_url", problem, "Give the complete address of a photo, such as https://cdn.example.com/1.jpg."
+    )
 
 
 def _not_an_image(problem: str) -> FetchError:

@@ -1,8 +1,8 @@
-"""API keys: who may call the service, kept in one small file that a running service follows.
+"""API keys: who may call the service, stored in one small file whose changes a running service applies.
 
 A token is `lk_<id>_<secret>`: the prefix lets scanners recognise a leaked one, the id finds its entry, and the secret
-has 256 random bits. The file holds only a SHA-256 of each token. Slow, salted hashes protect what people choose,
-because that can be guessed; nobody guesses 256 random bits, and one fast hash keeps every request cheap.
+has 256 random bits. The file holds only a SHA-256 of each token. Slow, salted hashes protect passwords, which can be
+guessed; 256 random bits cannot, and one fast hash keeps every request cheap.
 """
 
 import fcntl
@@ -25,22 +25,22 @@ from index.errors import LookalikeError
 
 Scope = Literal["search", "write", "admin"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-"""From least to most: each one includes those before it, so a key that may write may also search."""
+"""In ascending order: each one includes those before it, so a key that may write may also search."""
 
 _PREFIX = "lk_"
 _ID_BYTES, _SECRET_BYTES = 4, 32
-_MOST_NAME = 100
+_MAX_NAME = 100
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class KeyProblem(LookalikeError):
-    """The keys, or a wish about them, are not in order."""
+class KeyFileError(LookalikeError):
+    """The key file, or a requested change to it, is invalid."""
 
     kind = "keys"
 
 
-class KeyMissing(KeyProblem):
-    """There is no key with this id."""
+class KeyMissing(KeyFileError):
+    """No key has this id."""
 
     kind = "key-missing"
 
@@ -49,7 +49,7 @@ class KeyMissing(KeyProblem):
 
 
 class Key(Frozen):
-    """What is known of a key, without its secret."""
+    """A key without its secret."""
 
     id: str
     name: str
@@ -59,7 +59,7 @@ class Key(Frozen):
     rotated: AwareDatetime | None = None
 
     def allows(self, scope: Scope) -> bool:
-        """Whether one of the key's scopes is this one, or includes it."""
+        """Whether one of the key's scopes is or includes this one."""
         return any(SCOPES.index(own) >= SCOPES.index(scope) for own in self.scopes)
 
     def expired(self, now: datetime) -> bool:
@@ -67,14 +67,14 @@ class Key(Frozen):
 
 
 class _Entry(Frozen):
-    """A key as it is kept. After a rotation the former token works beside the new one for a while."""
+    """A key as it is stored. After a rotation the former token stays valid for a grace period."""
 
     key: Key
     digest: _Digest
     former_digest: _Digest | None = None
     former_until: AwareDatetime | None = None
 
-    def takes(self, digest: str, now: datetime) -> bool:
+    def accepts(self, digest: str, now: datetime) -> bool:
         """Compares with both digests, each in constant time."""
         is_current = hmac.compare_digest(self.digest, digest)
         is_former = hmac.compare_digest(self.former_digest or self.digest, digest)
@@ -87,14 +87,14 @@ class _File(Frozen):
 
 
 class _Loaded(NamedTuple):
-    """What the file held when it had this stamp."""
+    """The entries of the file as of this stamp."""
 
     stamp: tuple[int, int, int]
     entries: dict[str, _Entry]
 
 
 def _digest(token: str) -> str:
-    # What is not text in UTF-8 is no token; it must be refused, not raise.
+    # A token that is not valid UTF-8 must be refused, not raise.
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
@@ -102,9 +102,9 @@ def _utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-_NOTHING = _Loaded((0, 0, 0), {})
-# Compared with when an id is unknown, so that the answer takes no shorter way.
-_NOBODY = _Entry(
+_EMPTY = _Loaded((0, 0, 0), {})
+# Compared with when an id is unknown, so that the check takes as long.
+_UNKNOWN_KEY = _Entry(
     key=Key(id="", name="", scopes=frozenset(), created=_utc_now()), digest=_digest(secrets.token_hex(_SECRET_BYTES))
 )
 
@@ -112,27 +112,27 @@ _NOBODY = _Entry(
 class KeyRing:
     """The keys in a file. Every call sees what another process wrote before it.
 
-    Without the file there are no keys. A file that cannot be read raises KeyProblem, also from `verify`: going on with
-    what was read before would let revoked keys in. The folder must be writable, since the file is replaced.
+    Without the file there are no keys. A file that cannot be read raises KeyFileError, also from `verify`: using
+    what was read before would accept revoked keys. The folder must be writable, since the file is replaced.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], datetime] = _utc_now) -> None:
         self._path = path
         self._clock = clock
-        self._loaded = _NOTHING
+        self._loaded = _EMPTY
 
     def create(self, name: str, scopes: Collection[Scope], expires_in: timedelta | None = None) -> str:
-        """Adds a key and answers its token, which is known to nobody afterwards."""
-        if not 0 < len(name) <= _MOST_NAME or not name.isprintable():
-            raise KeyProblem(
-                f"The name {name[:_MOST_NAME]!r} does not fit a key.", "Use 1 to 100 printable characters."
+        """Adds a key and returns its token, which cannot be recovered later."""
+        if not 0 < len(name) <= _MAX_NAME or not name.isprintable():
+            raise KeyFileError(
+                f"The name {name[:_MAX_NAME]!r} is not valid for a key.", "Use 1 to 100 printable characters."
             )
         if not scopes or not set(scopes) <= set(SCOPES):
-            listed = ", ".join(map(repr, scopes)) or "none"
-            raise KeyProblem(f"The scopes of a key cannot be {listed}.", f"Choose from {', '.join(SCOPES)}.")
+            names = ", ".join(map(repr, scopes)) or "none"
+            raise KeyFileError(f"Invalid scopes: {names}.", f"Choose from {', '.join(SCOPES)}.")
         if expires_in is not None and expires_in <= timedelta(0):
-            raise KeyProblem(f"The key would expire after {expires_in}.", "Choose a time to come.")
-        with self._edited() as entries:
+            raise KeyFileError(f"The key would expire after {expires_in}.", "Choose a time in the future.")
+        with self._edit() as entries:
             now = self._clock()
             while (key_id := secrets.token_hex(_ID_BYTES)) in entries:
                 pass
@@ -148,26 +148,26 @@ class KeyRing:
         return token
 
     def list(self) -> list[Key]:
-        """All keys, the oldest first; expired ones stay until they are revoked."""
+        """Returns all keys, the oldest first; expired ones stay until they are revoked."""
         return sorted((entry.key for entry in self._entries().values()), key=lambda key: (key.created, key.id))
 
     def revoke(self, key_id: str) -> None:
         """Removes a key; its token is refused from the next request on."""
-        with self._edited() as entries:
+        with self._edit() as entries:
             if entries.pop(key_id, None) is None:
                 raise KeyMissing(key_id)
 
     def rotate(self, key_id: str, grace: timedelta = timedelta(0)) -> str:
-        """Gives a key a new token. The former one works for `grace` longer; the one before that no more."""
+        """Gives a key a new token. The former one stays valid for `grace`; any older one does not."""
         if grace < timedelta(0):
-            raise KeyProblem(f"The former token cannot end {-grace} ago.", "Choose a time to come, or none.")
-        with self._edited() as entries:
+            raise KeyFileError(f"The grace period of {grace} is negative.", "Choose zero or more.")
+        with self._edit() as entries:
             now = self._clock()
             entry = entries.get(key_id)
             if entry is None:
                 raise KeyMissing(key_id)
             if entry.key.expired(now):
-                raise KeyProblem(f"The key {key_id!r} has expired.", "Create another one.")
+                raise KeyFileError(f"The key {key_id!r} has expired.", "Create another one.")
             token = _new_token(key_id)
             entries[key_id] = _Entry(
                 key=entry.key.model_copy(update={"rotated": now}),
@@ -178,32 +178,32 @@ class KeyRing:
         return token
 
     def verify(self, token: str) -> Key | None:
-        """The key that a token belongs to, if it is valid now. Costs a stat of the file; safe in any thread."""
+        """Returns the key of a token that is valid now. Costs a stat of the file; thread-safe."""
         now = self._clock()
         key_id = token[len(_PREFIX) : len(_PREFIX) + 2 * _ID_BYTES]
-        entry = self._entries().get(key_id, _NOBODY)
-        return entry.key if entry.takes(_digest(token), now) and not entry.key.expired(now) else None
+        entry = self._entries().get(key_id, _UNKNOWN_KEY)
+        return entry.key if entry.accepts(_digest(token), now) and not entry.key.expired(now) else None
 
     def _entries(self) -> dict[str, _Entry]:
-        """The file's keys, read again when the file is another one."""
+        """Returns the keys of the file, which is read again when it was replaced."""
         try:
             if _stamp(self._path.stat()) != self._loaded.stamp:
                 with self._path.open(encoding="utf-8") as file:
-                    # Of the opened file: the path may name the next one already.
+                    # Of the opened file, because the path may already name its successor.
                     stamp = _stamp(os.fstat(file.fileno()))
-                    kept = _File.model_validate_json(file.read())
-                self._loaded = _Loaded(stamp, {entry.key.id: entry for entry in kept.keys})
+                    stored = _File.model_validate_json(file.read())
+                self._loaded = _Loaded(stamp, {entry.key.id: entry for entry in stored.keys})
         except FileNotFoundError:
-            self._loaded = _NOTHING
+            self._loaded = _EMPTY
         except (ValidationError, UnicodeDecodeError):
-            raise KeyProblem(f"The file of keys {self._path} is damaged.", "Restore it from a backup.") from None
+            raise KeyFileError(f"The key file {self._path} is damaged.", "Restore it from a backup.") from None
         except OSError as error:
-            raise KeyProblem(f"The file of keys {self._path} cannot be read: {error.strerror}.") from None
+            raise KeyFileError(f"The key file {self._path} cannot be read: {error.strerror}.") from None
         return self._loaded.entries
 
     @contextmanager
-    def _edited(self) -> Iterator[dict[str, _Entry]]:
-        """The entries to change, written when the context ends well; one edit at a time over all processes."""
+    def _edit(self) -> Iterator[dict[str, _Entry]]:
+        """Yields the entries to change and writes them on success; one edit at a time across all processes."""
         lock_file = self._path.with_name(f".{self._path.name}.lock")
         try:
             lock_file.touch(mode=0o600)
@@ -213,9 +213,9 @@ class KeyRing:
                 yield entries
                 self._write(entries)
         except OSError as error:
-            raise KeyProblem(
-                f"The file of keys {self._path} cannot be written: {error.strerror}.",
-                "Choose a file in a folder that exists and may be written.",
+            raise KeyFileError(
+                f"The key file {self._path} cannot be written: {error.strerror}.",
+                "Choose a file in an existing, writable folder.",
             ) from None
 
     def _write(self, entries: dict[str, _Entry]) -> None:
@@ -223,8 +223,8 @@ class KeyRing:
         with atomic_write(self._path) as temporary:
             temporary.touch(mode=0o600)
             temporary.write_text(text + "\n", encoding="utf-8")
-            # Clocks of file systems tick in milliseconds, and numbers of removed files are given again:
-            # two edits in a row must not look like none to whoever watches the stamp.
+            # Clocks of file systems tick in milliseconds, and inode numbers are reused: without this, a reader that
+            # compares stamps could miss the second of two quick edits.
             modified = max(temporary.stat().st_mtime_ns, self._loaded.stamp[0] + 1)
             os.utime(temporary, ns=(modified, modified))
 

@@ -1,4 +1,4 @@
-"""The verbs of API keys: `keys create`, `keys list`, `keys revoke` and `keys rotate`."""
+"""The commands `lookalike keys create`, `list`, `revoke` and `rotate`."""
 
 import re
 from datetime import timedelta
@@ -14,21 +14,21 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 class _Scope(StrEnum):
-    """The scopes of service.auth.api_keys; typer takes a list of these, but not of literals."""
+    """The scopes of service.auth.api_keys; typer accepts a list of an enumeration, but not of literals."""
 
     search = "search"
     write = "write"
     admin = "admin"
 
 
-def _duration(text: str) -> timedelta:
-    found = re.fullmatch(r"(\d{1,6})([smhd])", text)
-    if not found:
-        raise typer.BadParameter(f"{text!r} is no time; write it as 30m, 12h or 90d.")
-    return timedelta(**{_UNITS[found[2]]: int(found[1])})
+def _parse_duration(text: str) -> timedelta:
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if not match:
+        raise typer.BadParameter(f"{text!r} is not a duration; write it as 30m, 12h or 90d.")
+    return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
-KeysOption = Annotated[Path, typer.Option("--keys", envvar="LOOKALIKE_KEYS", help="File of the keys.", dir_okay=False)]
+KeysOption = Annotated[Path, typer.Option("--keys", envvar="LOOKALIKE_KEYS", help="Key file.", dir_okay=False)]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id of the key, as in its token after `lk_`.")]
 
 
@@ -41,16 +41,17 @@ def create(
         typer.Option(help="What it may do; write includes search, and admin includes both."),
     ] = [_Scope.search],  # noqa: B006  # typer copies it
     expires_in: Annotated[
-        timedelta | None, typer.Option(parser=_duration, metavar="TIME", help="Such as 12h or 90d; never unless told.")
+        timedelta | None,
+        typer.Option(parser=_parse_duration, metavar="TIME", help="Such as 12h or 90d; default: never."),
     ] = None,
 ) -> None:
-    """Create a key and print its token, this once.
+    """Create a key and print its token, which is not shown again.
 
     Example: lookalike keys create "Shop front" --scope search --expires-in 90d --keys keys.json
     """
     from service.auth.api_keys import KeyRing
 
-    _show(KeyRing(keys).create(name, [it.value for it in scope], expires_in))
+    _print_token(KeyRing(keys).create(name, [it.value for it in scope], expires_in))
 
 
 @app.command("list")
@@ -64,17 +65,17 @@ def list_keys(keys: KeysOption) -> None:
     from service.auth.api_keys import SCOPES, KeyRing
 
     now = datetime.now(UTC)
-    listed = KeyRing(keys).list()
-    if not listed:
+    entries = KeyRing(keys).list()
+    if not entries:
         typer.echo(f"There are no keys in {keys}.", err=True)
-    for key in listed:
+    for key in entries:
         scopes = ",".join(it for it in SCOPES if it in key.scopes)
-        told = [f"created {key.created:%Y-%m-%d}"]
+        details = [f"created {key.created:%Y-%m-%d}"]
         if key.rotated:
-            told.append(f"rotated {key.rotated:%Y-%m-%d}")
+            details.append(f"rotated {key.rotated:%Y-%m-%d}")
         if key.expires:
-            told.append(f"{'expired' if key.expired(now) else 'expires'} {key.expires:%Y-%m-%d %H:%M} UTC")
-        typer.echo(f"{key.id}  {scopes:<20}  {key.name}  ({', '.join(told)})")
+            details.append(f"{'expired' if key.expired(now) else 'expires'} {key.expires:%Y-%m-%d %H:%M} UTC")
+        typer.echo(f"{key.id}  {scopes:<20}  {key.name}  ({', '.join(details)})")
 
 
 @app.command(no_args_is_help=True)
@@ -96,20 +97,20 @@ def rotate(
     grace: Annotated[
         timedelta | None,
         typer.Option(
-            parser=_duration, metavar="TIME", help="How long the former token still works; no longer unless told."
+            parser=_parse_duration, metavar="TIME", help="How long the former token stays valid; default: not at all."
         ),
     ] = None,
 ) -> None:
-    """Give a key a new token and print it, this once.
+    """Give a key a new token and print it; it is not shown again.
 
     Example: lookalike keys rotate 1f9a03c4 --grace 1h --keys keys.json
     """
     from service.auth.api_keys import KeyRing
 
-    _show(KeyRing(keys).rotate(key, grace or timedelta(0)))
+    _print_token(KeyRing(keys).rotate(key, grace or timedelta(0)))
 
 
-def _show(token: str) -> None:
-    """The token alone on standard output, so that a script can take it."""
+def _print_token(token: str) -> None:
+    """Prints only the token on standard output, so that a script can read it."""
     typer.echo(token)
-    typer.echo("Keep this token now: only its digest is stored, and it is not shown again.", err=True)
+    typer.echo("Copy this token now: only its digest is stored, and it is not shown again.", err=True)

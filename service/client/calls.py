@@ -11,7 +11,7 @@ import httpx
 from pydantic import BaseModel
 
 from index.items import Attribute
-from service.schemas.responses import Include
+from service.schemas.search import Include
 
 T_co = TypeVar("T_co", covariant=True)
 Model = TypeVar("Model", bound=BaseModel)

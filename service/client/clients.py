@@ -32,17 +32,10 @@ from service.client.calls import (
     write_conditions,
 )
 from service.client.errors import ServiceUnreachable, error_from, unexpected_content
-from service.schemas.responses import (
-    BatchAnswer,
-    FacetsAnswer,
-    ItemAnswer,
-    ItemsAnswer,
-    JobsAnswer,
-    JobStatus,
-    Match,
-    SearchAnswer,
-    Status,
-)
+from service.schemas.items import FacetsAnswer, ItemAnswer, ItemsAnswer
+from service.schemas.jobs import JobsAnswer, JobStatus
+from service.schemas.search import BatchAnswer, Match, SearchAnswer
+from service.schemas.status import Status
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -4,7 +4,7 @@ import httpx
 from pydantic import ValidationError
 
 from index.errors import LookalikeError
-from service.schemas.responses import Problem
+from service.schemas.problem import Problem
 
 
 class ServiceError(LookalikeError):

@@ -1,7 +1,7 @@
-"""Spans of requests and their stages, sent to the collector that the standard OTEL_ variables name.
+"""Traces requests and their stages, and sends the spans to the collector that the standard OTEL_ variables name.
 
-FastAPI makes those of requests; here is where they are sent, and the stages. Without such a variable nothing of the SDK
-is imported and every call here does nothing.
+FastAPI makes the spans of requests; this module adds those of the stages and sends both. Without such a variable the
+SDK is not imported and every call here does nothing.
 """
 
 import logging
@@ -18,7 +18,7 @@ _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 
 
 class Tracing:
-    """Makes spans with a provider; without one it makes none."""
+    """Makes spans with a provider; without one it does nothing."""
 
     def __init__(self, provider: "TracerProvider | None" = None) -> None:
         self._provider = provider
@@ -26,7 +26,7 @@ class Tracing:
 
     @classmethod
     def from_environment(cls) -> "Tracing":
-        """On when an endpoint is configured and the extra `otel` is installed."""
+        """Enables tracing when an endpoint is configured and the extra `otel` is installed."""
         if not any(os.environ.get(name) for name in _ENDPOINTS) or os.environ.get("OTEL_SDK_DISABLED") == "true":
             return cls()
         try:
@@ -35,7 +35,7 @@ class Tracing:
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
-            log.warning('an OpenTelemetry endpoint is set, but no spans are sent: pip install "lookalike[otel]"')
+            log.warning('an OpenTelemetry endpoint is set, but spans are not sent; run: pip install "lookalike[otel]"')
             return cls()
         name = os.environ.get("OTEL_SERVICE_NAME", "lookalike")
         provider = TracerProvider(resource=Resource.create({SERVICE_NAME: name}))
@@ -43,7 +43,7 @@ class Tracing:
         return cls(provider)
 
     def for_fastapi(self) -> Any:
-        """The setting by which FastAPI spans requests, and does nothing else: metrics and logs are ours."""
+        """Returns the setting that makes FastAPI trace requests and nothing else: metrics and logs are our own."""
         return {
             "tracer_provider": self._provider,
             "tracing": self._provider is not None,
@@ -54,13 +54,13 @@ class Tracing:
         }
 
     def stage(self, name: str, seconds: float, ago: float) -> None:
-        """A part of the running request, told after it ended."""
+        """Records a stage of the running request after it ended."""
         if self._tracer is None:
             return
         end = time_ns() - int(ago * 1e9)
         self._tracer.start_span(name, start_time=end - int(seconds * 1e9)).end(end)
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the remaining spans."""
         if self._provider:
             self._provider.shutdown()

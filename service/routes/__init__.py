@@ -1,1 +1,1 @@
-"""What the service answers, one module for each part of the API."""
+"""The routes of the HTTP API, one module per part."""

@@ -14,22 +14,22 @@ from index.embedding.bundle import Bundle
 from index.errors import LookalikeError
 from index.gallery.jobs import JobMissing, JobRecord, opened_jobs
 from service.auth.dependencies import MayAdmin
-from service.item_writer import in_thread
 from service.job_runner import JobRunning, start_job
+from service.openapi import error_responses, example_response
 from service.problems import (
-    ACCESS,
-    BODIES,
-    BUNDLE,
+    ACCESS_PROBLEMS,
+    BODY_PROBLEMS,
+    BUNDLE_INVALID,
     INVALID,
     JOB_ENDED,
     JOB_MISSING,
     JOB_RUNNING,
     NOT_READY,
+    OVERLOADED,
     ProblemError,
-    documented,
 )
 from service.requests import read_json
-from service.schemas.search import JobBody, JobsAnswer, JobStatus, shown
+from service.schemas.search import JobBody, JobsAnswer, JobStatus
 from service.state import ServiceState, StateDep
 
 router = APIRouter(tags=["jobs"], dependencies=[MayAdmin])
@@ -67,10 +67,10 @@ _RUNNING = {
     status_code=202,
     responses={
         202: {
-            **shown(_RUNNING, "The job has begun"),
+            **example_response(_RUNNING, "The job has begun"),
             "headers": {"Location": {"description": "where to watch it", "schema": {"type": "string"}}},
         },
-        **documented(*BODIES, INVALID, JOB_RUNNING, BUNDLE, NOT_READY, *ACCESS),
+        **error_responses(*BODY_PROBLEMS, INVALID, JOB_RUNNING, BUNDLE_INVALID, NOT_READY, *ACCESS_PROBLEMS),
     },
     openapi_extra={
         "requestBody": {
@@ -96,13 +96,13 @@ async def begin(request: Request, response: Response, state: StateDep) -> JobSta
     bundle = await _bundle(state, body.bundle)
     options = body.options(queries)
     try:
-        job_id = await in_thread(state, start_job, File(settings.gallery), address, bundle, options)
+        job_id = await state.admission.run("job", start_job, File(settings.gallery), address, bundle, options)
     except JobRunning as error:
         raise ProblemError(
             JOB_RUNNING, error.problem, error.remedy, headers={"Location": f"{here}/{error.job_id}"}
         ) from None
     response.headers["Location"] = f"{here}/{job_id}"
-    return JobStatus.of(await in_thread(state, _record, state, job_id))
+    return JobStatus.of(await state.admission.run("job", _record, state, job_id))
 
 
 def _named(known: dict[str, Named], name: str, field: str) -> Named:
@@ -119,17 +119,20 @@ def _named(known: dict[str, Named], name: str, field: str) -> Named:
 async def _bundle(state: ServiceState, name: str | None) -> Bundle:
     """The bundle of a name, or the gallery's own copy of the live one."""
     if name is not None:
-        return await in_thread(state, Bundle.load, _named(state.settings.bundles, name, "bundle"))
-    live = await in_thread(state, state.gallery.live_bundle)
+        return await state.admission.run("job", Bundle.load, _named(state.settings.bundles, name, "bundle"))
+    live = await state.admission.run("job", state.gallery.live_bundle)
     if live is None:
         return state.active_model.current().bundle
-    return await in_thread(state, state.gallery.kept_bundle, live)
+    return await state.admission.run("job", state.gallery.kept_bundle, live)
 
 
 @router.get(
     "/v1/jobs",
     summary="List jobs",
-    responses={200: shown({"jobs": [_RUNNING]}, "Jobs, the newest first"), **documented(INVALID, *ACCESS)},
+    responses={
+        200: example_response({"jobs": [_RUNNING]}, "Jobs, the newest first"),
+        **error_responses(INVALID, OVERLOADED, *ACCESS_PROBLEMS),
+    },
 )
 async def list_jobs(state: StateDep, count: Annotated[int, Query(ge=1, le=1000)] = 20) -> JobsAnswer:
     """The newest ones, whoever started them."""
@@ -138,16 +141,19 @@ async def list_jobs(state: StateDep, count: Annotated[int, Query(ge=1, le=1000)]
         with opened_jobs(File(state.settings.gallery)) as history:
             return history.newest(count)
 
-    return JobsAnswer(jobs=[JobStatus.of(record) for record in await in_thread(state, newest)])
+    return JobsAnswer(jobs=[JobStatus.of(record) for record in await state.admission.run("job", newest)])
 
 
 @router.get(
     "/v1/jobs/{job_id}",
     summary="A job as it is now",
-    responses={200: shown(_RUNNING, "The job"), **documented(JOB_MISSING, INVALID, *ACCESS)},
+    responses={
+        200: example_response(_RUNNING, "The job"),
+        **error_responses(JOB_MISSING, INVALID, OVERLOADED, *ACCESS_PROBLEMS),
+    },
 )
 async def read(job_id: JobId, state: StateDep) -> JobStatus:
-    return JobStatus.of(await in_thread(state, _record, state, job_id))
+    return JobStatus.of(await state.admission.run("job", _record, state, job_id))
 
 
 def _record(state: ServiceState, job_id: int) -> JobRecord:
@@ -160,8 +166,8 @@ def _record(state: ServiceState, job_id: int) -> JobRecord:
     summary="Cancel a job",
     status_code=202,
     responses={
-        202: shown(_RUNNING, "The job will end"),
-        **documented(JOB_MISSING, JOB_ENDED, INVALID, *ACCESS),
+        202: example_response(_RUNNING, "The job will end"),
+        **error_responses(JOB_MISSING, JOB_ENDED, INVALID, OVERLOADED, *ACCESS_PROBLEMS),
     },
 )
 async def cancel(job_id: JobId, state: StateDep) -> JobStatus:
@@ -172,7 +178,7 @@ async def cancel(job_id: JobId, state: StateDep) -> JobStatus:
             return history.cancel(job_id)
 
     try:
-        return JobStatus.of(await in_thread(state, ask))
+        return JobStatus.of(await state.admission.run("job", ask))
     except JobMissing:
         raise
     except LookalikeError as error:
@@ -193,7 +199,7 @@ async def cancel(job_id: JobId, state: StateDep) -> JobStatus:
                 }
             },
         },
-        **documented(JOB_MISSING, INVALID, *ACCESS),
+        **error_responses(JOB_MISSING, INVALID, OVERLOADED, *ACCESS_PROBLEMS),
     },
 )
 async def events(job_id: JobId, state: StateDep) -> StreamingResponse:
@@ -201,7 +207,7 @@ async def events(job_id: JobId, state: StateDep) -> StreamingResponse:
 
     A service that is told to end closes the stream; the next one goes on with it.
     """
-    await in_thread(state, _record, state, job_id)
+    await state.admission.run("job", _record, state, job_id)
     # nginx would collect the events until they fill a buffer.
     return StreamingResponse(_told(state, job_id), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
@@ -209,7 +215,7 @@ async def events(job_id: JobId, state: StateDep) -> StreamingResponse:
 async def _told(state: ServiceState, job_id: int) -> AsyncIterator[str]:
     told, since = None, monotonic()
     while True:
-        record = await in_thread(state, _record, state, job_id)
+        record = await state.admission.run("job", _record, state, job_id)
         ended = record.state != "running"
         if ended or record != told:
             yield f"event: {'ended' if ended else 'progress'}\ndata: {JobStatus.of(record).model_dump_json()}\n\n"

@@ -1,4 +1,4 @@
-"""What the service is and whether it can answer: for the page, for people and for probes."""
+"""Reports the state of the service: for the web page, for operators and for probes."""
 
 import logging
 import sqlite3
@@ -8,67 +8,34 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from index.embedding.bundle import BundleCard
+from index.gallery import GalleryStats
 from index.gallery.jobs import JobRecord, opened_jobs
 from service.auth.dependencies import MaySearch
-from service.problems import ACCESS, NOT_READY, ProblemError, documented
-from service.schemas.search import BundleStatus, GalleryStatus, Health, Limits, Status, shown
-from service.state import StateDep
+from service.openapi import METRICS, STATUS, error_responses, example_response
+from service.problems import ACCESS_PROBLEMS, NOT_READY, OVERLOADED, ProblemError
+from service.schemas.status import BundleStatus, GalleryStatus, Health, IndexStatus, Limits, Status
+from service.state import ServiceState, StateDep
 
 log = logging.getLogger(__name__)
 
 router = APIRouter(tags=["status"])
 
-_LOOKED_AT = 100
+_MAX_JOBS = 100
 """Jobs among which the newest of each state is looked for."""
-_STATUS = {
-    "gallery": {
-        "items": 144,
-        "images": 1152,
-        "change": 9,
-        "generation": "000000000009-90025e0b3c7c4321",
-        "pending": 0,
-        "kind": "exact",
-        "recall": 1.0,
-    },
-    "bundle": {
-        "id": "90025e0b3c7c4321",
-        "backbone": "efficientnet_lite0",
-        "loss": "proxy_isa",
-        "dimension": 512,
-        "data": "sample",
-        "metrics": {"recall@1": 0.969, "map@r": 0.858},
-        "untrained_metrics": {"recall@1": 0.829, "map@r": 0.517},
-    },
-    "provider": "CPUExecutionProvider",
-    "keys": False,
-    "urls": False,
-    "limits": {"max_body_bytes": 20971520, "max_pixels": 50000000, "max_batch": 16},
-}
 _OK = {"status": "ok"}
-_METRICS = """\
-# HELP lookalike_requests_total Requests answered; 499: the client left.
-# TYPE lookalike_requests_total counter
-lookalike_requests_total{method="POST",route="/v1/search",status="200"} 1027.0
-# HELP lookalike_gallery_items Items in the gallery.
-# TYPE lookalike_gallery_items gauge
-lookalike_gallery_items 144.0
-# HELP lookalike_ready 1 while /readyz says that a search can be answered.
-# TYPE lookalike_ready gauge
-lookalike_ready 1.0
-"""
 
 
 @router.get(
     "/v1/status",
     summary="The gallery, the model and the limits",
-    responses={200: shown(_STATUS), **documented(*ACCESS)},
+    responses={200: example_response(STATUS), **error_responses(OVERLOADED, *ACCESS_PROBLEMS)},
     dependencies=[MaySearch],
 )
-def status(state: StateDep) -> Status:
-    stats, settings, model = state.gallery.stats(), state.settings, state.active_model.loaded
+async def status(state: StateDep) -> Status:
+    settings, model = state.settings, state.active_model.loaded
     return Status(
-        gallery=GalleryStatus(**{name: getattr(stats, name) for name in GalleryStatus.model_fields}),
-        bundle=_bundle(model.bundle.card) if model else None,
+        gallery=_gallery_status(await state.admission.run("status", state.gallery.stats)),
+        bundle=_bundle_status(model.bundle.card) if model else None,
         provider=model.embedder.provider if model else None,
         keys=state.keys is not None,
         urls=state.fetcher is not None,
@@ -78,51 +45,73 @@ def status(state: StateDep) -> Status:
     )
 
 
-def _bundle(card: BundleCard) -> BundleStatus:
+def _gallery_status(stats: GalleryStats) -> GalleryStatus:
+    index = IndexStatus(
+        engine="faiss",
+        name=stats.generation,
+        revision=stats.generation_change,
+        pending=stats.pending,
+        kind=stats.kind,
+        recall=stats.recall,
+    )
+    return GalleryStatus(items=stats.items, images=stats.images, revision=stats.change, index=index)
+
+
+def _bundle_status(card: BundleCard) -> BundleStatus:
     return BundleStatus(**{name: getattr(card, name) for name in BundleStatus.model_fields})
 
 
-@router.get("/healthz", summary="The process is alive", responses={200: shown(_OK), **documented()})
+@router.get("/healthz", summary="The process is alive", responses={200: example_response(_OK), **error_responses()})
 async def healthz() -> Health:
     return Health()
 
 
-@router.get("/readyz", summary="A search can be answered", responses={200: shown(_OK), **documented(NOT_READY)})
+@router.get(
+    "/readyz",
+    summary="Searches can be answered",
+    responses={200: example_response(_OK), **error_responses(NOT_READY)},
+)
 async def readyz(state: StateDep) -> Health:
     if state.shutting_down:
-        raise ProblemError(NOT_READY, "The service is about to end.", "Send the request to another one.")
+        raise ProblemError(NOT_READY, "The service is shutting down.", "Send the request to another instance.")
+    if state.active_model.loaded is None:
+        await state.active_model.follow(wait=False)
     state.active_model.current()
     return Health()
 
 
 @router.get(
     "/metrics",
-    summary="Figures for Prometheus",
+    summary="Metrics for Prometheus",
     response_class=Response,
     responses={
-        200: {"content": {"text/plain": {"schema": {"type": "string"}, "example": _METRICS}}},
-        **documented(*ACCESS),
+        200: {"content": {"text/plain": {"schema": {"type": "string"}, "example": METRICS}}},
+        **error_responses(OVERLOADED, *ACCESS_PROBLEMS),
     },
     dependencies=[MaySearch],
 )
-def metrics(state: StateDep) -> Response:
-    """Where keys are on, the scraper needs one with the scope search."""
+async def metrics(state: StateDep) -> Response:
+    """With API keys enabled, the scraper needs one with the scope search."""
+    page = await state.admission.run("status", _metrics_page, state)
+    return Response(page, media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+
+def _metrics_page(state: ServiceState) -> bytes:
     model = state.active_model.loaded
-    page = state.telemetry.exposition(
-        state.gallery.stats(),
+    return state.telemetry.exposition(
+        _gallery_status(state.gallery.stats()),
         model.bundle.card if model else None,
         model.embedder.provider if model else None,
         ready=model is not None and not state.shutting_down,
         jobs=_newest_jobs(Path(state.settings.gallery)),
     )
-    return Response(page, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _newest_jobs(gallery: Path) -> list[JobRecord]:
-    """None when the history cannot be read: a full disk must not hide all other figures."""
+    """Returns no jobs when the history cannot be read: a full disk must not hide all other metrics."""
     try:
         with opened_jobs(gallery) as history:
-            return history.newest(_LOOKED_AT)
+            return history.newest(_MAX_JOBS)
     except sqlite3.Error as error:
         log.warning("the history of jobs cannot be read: %s", error)
         return []

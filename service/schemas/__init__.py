@@ -1,1 +1,1 @@
-"""The types of requests and responses on the wire."""
+"""The wire types of the HTTP API; they import neither FastAPI nor an engine."""

@@ -1,64 +1,119 @@
-"""The shapes of the API's answers."""
+"""The wire types of searches and of jobs."""
 
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, computed_field, model_validator
 
-from service.problems import INVALID, ProblemError
-from service.requests import MAX_GIVEN, Asked, Given, SearchBody
-from service.schemas.responses import BatchAnswer as BatchAnswer
-from service.schemas.responses import BundleStatus as BundleStatus
-from service.schemas.responses import GalleryStatus as GalleryStatus
-from service.schemas.responses import JobsAnswer as JobsAnswer
-from service.schemas.responses import JobStatus as JobStatus
-from service.schemas.responses import Limits as Limits
-from service.schemas.responses import Match as Match
-from service.schemas.responses import MatchedImage as MatchedImage
-from service.schemas.responses import Milliseconds as Milliseconds
-from service.schemas.responses import SearchAnswer as SearchAnswer
-from service.schemas.responses import Status as Status
+from index.gallery.jobs import JobRecord
+from index.items import MAX_ID_LENGTH, MAX_TOP, MAX_URL_LENGTH, Attribute
+from service.schemas.base import MAX_ENTRIES, RequestBody
+
+DEFAULT_TOP = 12
+Include = Literal["attributes", "vectors"]
+_Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-def shown(example: object, description: str = "") -> dict[str, Any]:
-    """How a route's `responses` show an answer."""
-    told = {"description": description} if description else {}
-    return {**told, "content": {"application/json": {"example": example}}}
+class SearchOptions(RequestBody):
+    """The options of any search."""
+
+    model_config = ConfigDict(frozen=True)
+
+    top: int = Field(default=DEFAULT_TOP, ge=1, le=MAX_TOP, description="maximum number of items")
+    filter: dict[str, Any] = Field(
+        default={},
+        description="conditions on the items' attributes",
+        examples=[{"category": "mug", "price": {"lt": 20}}],
+    )
+    min_score: float | None = Field(default=None, ge=-1, le=1, description="minimum score of an item")
+    box: tuple[_Fraction, _Fraction, _Fraction, _Fraction] | None = Field(
+        default=None, description="left, top, right and bottom of the part to search for, as fractions of the photo"
+    )
+    exclude: Annotated[list[str], FailFast()] = Field(
+        default=[], max_length=1000, description="ids of items to leave out"
+    )
+    cursor: str | None = Field(default=None, max_length=500, description="continues an earlier search")
+    include: list[Include] = Field(
+        default=["attributes"], max_length=8, description="optional parts of each item in the answer"
+    )
+
+    @model_validator(mode="after")
+    def _check_box(self) -> Self:
+        if self.box and not (self.box[0] < self.box[2] and self.box[1] < self.box[3]):
+            raise ValueError("box: left must be less than right, and top less than bottom")
+        return self
 
 
-class BatchBody(Given):
+class SearchBody(SearchOptions):
+    """A search as JSON: exactly one of a photo in base64, its address, or an item of the gallery."""
+
+    image: str | None = Field(default=None, description="a photo in base64", examples=["/9j/4AAQSkZJRg..."])
+    image_url: str | None = Field(
+        default=None, max_length=MAX_URL_LENGTH, description="address to fetch the photo from, if enabled"
+    )
+    item_id: str | None = Field(
+        default=None, min_length=1, max_length=MAX_ID_LENGTH, description="find items similar to this one"
+    )
+
+    @model_validator(mode="after")
+    def _check_query(self) -> Self:
+        if sum(query is not None for query in (self.image, self.image_url, self.item_id)) != 1:
+            raise ValueError("give exactly one of image, image_url and item_id")
+        if self.box and self.item_id is not None:
+            raise ValueError("box: allowed with a photo only")
+        return self
+
+
+class BatchBody(RequestBody):
     """Several searches in one request."""
 
-    searches: list[SearchBody] = Field(min_length=1, max_length=MAX_GIVEN)
-
-    def asked(self, most: int) -> list[Asked]:
-        """Each of them, if there are not too many."""
-        if len(self.searches) > most:
-            raise ProblemError(
-                INVALID, f"searches: {len(self.searches)} were sent; the limit is {most}.", "Send fewer."
-            )
-        return [search.asked() for search in self.searches]
+    searches: list[SearchBody] = Field(min_length=1, max_length=MAX_ENTRIES)
 
 
-class Health(BaseModel):
-    """The answer to a probe."""
+class MatchedImage(BaseModel):
+    """The image of an item that is most similar to the query."""
 
-    status: str = "ok"
-
-
-class Example(BaseModel):
-    """A photo to try the search with."""
-
-    name: str
-    url: str
+    id: str
+    url: str = Field(description="address of a thumbnail (JPEG)")
 
 
-class Examples(BaseModel):
-    """The photos that the operator offers."""
+class Match(BaseModel):
+    """An item that is similar to the query."""
 
-    examples: list[Example]
+    id: str
+    title: str
+    url: str = Field(description="the item's page in the shop; empty when the catalogue has none")
+    score: float = Field(description="cosine similarity of the two images' vectors; 1 for the same image")
+    attributes: dict[str, Attribute] = Field(description="empty unless they are included")
+    image: MatchedImage
+    vector: list[float] | None = Field(default=None, description="the image's vector, when vectors are included")
 
 
-class JobBody(Given):
+class Milliseconds(BaseModel):
+    """The time of each stage."""
+
+    decode: float = Field(description="bytes to upright pixels of the model's input size")
+    wait: float = Field(description="in the queue of the model")
+    embed: float = Field(description="pixels to a vector, in a batch with photos of other requests")
+    search: float = Field(description="vector to items")
+
+
+class SearchAnswer(BaseModel):
+    """Items by descending score."""
+
+    items: list[Match]
+    cursor: str | None = Field(description="returns the next items when it is sent with the same search")
+    bundle: str = Field(description="id of the bundle whose vectors were compared")
+    revision: int = Field(description="the last write to the gallery that the answer includes")
+    milliseconds: Milliseconds
+
+
+class BatchAnswer(BaseModel):
+    """The answers in the order of the searches."""
+
+    answers: list[SearchAnswer]
+
+
+class JobBody(RequestBody):
     """A re-index to start; what each option means is told by `lookalike reindex --help` too."""
 
     source: str = Field(description="the name of a source in the operator's settings")
@@ -90,3 +145,29 @@ class JobBody(Given):
         return (
             options if queries is None else [*options, "--queries", queries, "--expect-recall", str(self.expect_recall)]
         )
+
+
+class JobStatus(JobRecord):
+    """A job, with how fast it goes."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")  # so that what is told can be read back
+
+    @computed_field(description="images a second, since the start")  # type: ignore[prop-decorator]
+    @property
+    def rate(self) -> float:
+        return super().rate
+
+    @computed_field(description="what remains at that rate; unknown before the first image")  # type: ignore[prop-decorator]
+    @property
+    def seconds_left(self) -> float | None:
+        return super().seconds_left
+
+    @classmethod
+    def of(cls, record: JobRecord) -> Self:
+        return cls(**record.model_dump())
+
+
+class JobsAnswer(BaseModel):
+    """Jobs, the newest first."""
+
+    jobs: list[JobStatus]

@@ -1,50 +1,80 @@
-"""A client's connection: bounded in number and in the time that it may stand still, and not cut off while it asks."""
+"""Connections of clients: limited in number and in idle time, and not cut off during a request.
+
+The two classes extend uvicorn's, which has no setting for either. They rely on attributes of uvicorn that are not
+documented, so pyproject.toml bounds its version; `tests/service/server/test_protocol.py` checks a newer one.
+"""
 
 import asyncio
 import resource
 import socket
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-_HEAD_SECONDS = 15
-"""Given to a connection to send the head of a request; the limits of bodies begin after it."""
-_LAST_SECONDS = 0.5
-"""Given to idle connections after the port has closed: their next request may be on its way."""
+from service.settings import Settings
+
 BACKLOG = 64
-"""Connections that are accepted at one go; those that are too many among them are closed only afterwards."""
+"""Connections that are accepted at once; those that exceed the limit are closed only afterwards."""
 _OTHER_FILES = 64 + BACKLOG
-"""Of those that the process may open; kept for the gallery, jobs and fetched photos."""
+"""Open files of a process that are reserved for the gallery, jobs and fetched photos."""
+
+
+class ConnectionLimits(NamedTuple):
+    """Limits of the connections of one process."""
+
+    max_connections: int
+    head_seconds: float
+    """Time to send the head of a request; the limits of bodies begin after it."""
+    close_seconds: float = 0.5
+    """Time that idle connections get after the port has closed: their next request may be on its way."""
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> "ConnectionLimits":
+        return cls(settings.max_connections or max_connections(), settings.head_seconds)
+
+
+def max_connections() -> int:
+    """Returns how many connections the limit of open files allows."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(16, files - _OTHER_FILES)
+
+
+def connection_class(settings: Settings) -> type[asyncio.Protocol]:
+    """Returns what uvicorn's setting `http` needs: a factory of connections with the limits of the settings."""
+    return cast(type[asyncio.Protocol], partial(Connection, limits=ConnectionLimits.from_settings(settings)))
 
 
 class Connection(H11Protocol):
-    """Uvicorn's, which waits for a head for ever and takes connections until the process can open no file."""
+    """A connection that is closed when the head of a request does not arrive in time."""
 
-    _late: asyncio.TimerHandle | None = None
+    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > _most_connections():
+        if len(self.connections) > self._limits.max_connections:
             transport.abort()
-        self._late = self.loop.call_later(_HEAD_SECONDS, self._end)
+        self._start_timer()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self._is_idle and self._late:
-            self._late.cancel()
-            self._late = None
-        elif self._is_idle and not self._late:  # a part of the next head
-            self._late = self.loop.call_later(_HEAD_SECONDS, self._end)
+        if not self._is_idle:
+            self._cancel_timer()
+        elif not self._timer:  # a part of the next head
+            self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._late:
-            self._late.cancel()
+        self._cancel_timer()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
         if self._is_idle:
-            self.loop.call_later(_LAST_SECONDS, self._end)
+            self.loop.call_later(self._limits.close_seconds, self._close)
         else:
             super().shutdown()
 
@@ -52,33 +82,36 @@ class Connection(H11Protocol):
     def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def _end(self) -> None:
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(self._limits.head_seconds, self._close)
+
+    def _cancel_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+
+    def _close(self) -> None:
         if not self.transport.is_closing():
             super().shutdown()
 
 
-def _most_connections() -> int:
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(16, files - _OTHER_FILES)
-
-
 class Server(uvicorn.Server):
-    """Uvicorn's, which resets the connections that nobody has accepted yet when it closes its port."""
+    """A server that accepts the clients who have connected before it closes its port; uvicorn's resets them."""
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        last = [connection for listener in sockets or () for connection in _waiting(listener)]
+        pending = [connection for listener in sockets or () for connection in _accept_pending(listener)]
         for server in self.servers:
             server.close()
-        for connection in last:
-            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, connection)
+        for connection in pending:
+            await asyncio.get_running_loop().connect_accepted_socket(self._make_connection, connection)
         await super().shutdown(list(sockets or ()))
 
-    def _protocol(self) -> Connection:
-        return Connection(self.config, self.server_state, self.lifespan.state)
+    def _make_connection(self) -> asyncio.Protocol:
+        factory = cast(Any, self.config.http_protocol_class)
+        return cast(asyncio.Protocol, factory(self.config, self.server_state, self.lifespan.state))
 
 
-def _waiting(listener: socket.socket) -> Iterator[socket.socket]:
-    """Accepts those who have connected."""
+def _accept_pending(listener: socket.socket) -> Iterator[socket.socket]:
     while True:
         try:
             connection, _ = listener.accept()

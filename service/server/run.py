@@ -1,4 +1,4 @@
-"""Running the application: the port is taken and the gallery tried before anything is promised."""
+"""Runs the application: takes the port and opens the gallery once before any request is accepted."""
 
 import asyncio
 import logging
@@ -12,26 +12,27 @@ from fastapi import FastAPI
 from uvicorn.supervisors import Multiprocess
 
 from index.errors import LookalikeError
+from service.admission import Admission
 from service.app import create_app
 from service.observability.logging import configure
 from service.observability.metrics import FOLDER_VARIABLE, Telemetry
 from service.observability.tracing import Tracing
-from service.server.protocol import BACKLOG, Connection, Server
+from service.server.protocol import BACKLOG, Server, connection_class
 from service.settings import Settings
 from service.state import open_state
 
 log = logging.getLogger(__name__)
 
 _SHUTDOWN_SECONDS = 30
-"""Given to accepted requests when the service is told to end."""
-_HEALTHY_SECONDS = 30
-"""Given to a process to say that it lives; while it starts on a busy machine it cannot."""
+"""Time for accepted requests to finish at shutdown."""
+_HEALTHCHECK_SECONDS = 30
+"""Time for a process to report that it is alive; while it starts on a busy machine it cannot."""
 
 
 def run(settings: Settings, *, announce: str = "") -> None:
-    """Serves until interrupted. Mistakes in the settings are raised here, not logged from a half-started server."""
+    """Serves until interrupted. Invalid settings raise here instead of being logged by a half-started server."""
     configure(settings)
-    asyncio.run(_try(settings))
+    asyncio.run(_check_start(settings))
     with _listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -41,26 +42,26 @@ def run(settings: Settings, *, announce: str = "") -> None:
         if announce:
             print(announce.format(address=address), flush=True)
         config = uvicorn.Config(
-            partial(_application, settings),
+            partial(_create_configured_app, settings),
             factory=True,
             log_config=None,
             access_log=False,
-            http=Connection,
+            http=connection_class(settings),
             backlog=BACKLOG,
             workers=settings.workers,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-            timeout_worker_healthcheck=_HEALTHY_SECONDS,
+            timeout_worker_healthcheck=_HEALTHCHECK_SECONDS,
         )
         if settings.workers == 1:
             Server(config).run(sockets=[listener])
             return
         with TemporaryDirectory(prefix="lookalike-metrics-") as folder:
-            os.environ[FOLDER_VARIABLE] = folder  # for the processes to come: each starts anew
+            os.environ[FOLDER_VARIABLE] = folder  # inherited by the server processes
             _Workers(config, sockets=[listener]).run()
 
 
 class _Workers(Multiprocess):
-    """Processes that answer. Told to end, the port is theirs alone: it closes when the last of them has closed it."""
+    """Server processes whose parent closes the port at shutdown, so that it closes when the last of them does."""
 
     def terminate_all(self) -> None:
         super().terminate_all()
@@ -68,22 +69,25 @@ class _Workers(Multiprocess):
             listener.close()
 
 
-def _application(settings: Settings) -> FastAPI:
-    configure(settings)  # once more in each process
+def _create_configured_app(settings: Settings) -> FastAPI:
+    configure(settings)  # again in each process
     return create_app(settings)
 
 
-async def _try(settings: Settings) -> None:
-    async with open_state(settings, Telemetry(Tracing())) as state:
+async def _check_start(settings: Settings) -> None:
+    """Opens everything once, so that a mistake is reported before the port is taken."""
+    telemetry = Telemetry(Tracing())
+    async with open_state(settings, telemetry, Admission(settings, telemetry)) as state:
         if state.keys is not None and not state.keys.list():
             log.warning(
-                "NO KEY YET in %s: every request is refused; make one with `lookalike keys create NAME --scope admin`",
+                "NO KEY YET in %s: every request is refused; create one with "
+                "`lookalike keys create NAME --scope admin`",
                 settings.keys,
             )
         if state.active_model.loaded is None:
             log.warning(
                 "EMPTY GALLERY %s: there is nothing to search yet; index a catalogue with `lookalike reindex`, and the "
-                "service follows by itself",
+                "service loads its bundle",
                 settings.gallery,
             )
 

@@ -1,4 +1,4 @@
-"""Leaving without breaking off: once told to end, a service still answers while its clients turn elsewhere."""
+"""Graceful shutdown: after SIGTERM the service keeps answering while its clients switch to another instance."""
 
 import asyncio
 import logging
@@ -13,38 +13,36 @@ from service.state import ServiceState
 
 log = logging.getLogger(__name__)
 
-_SAME_SECONDS = 1.0
-"""A second SIGTERM within them is the first once more: it went to all processes, and the first of them passes it on."""
-
 
 @contextmanager
-def draining(state: ServiceState) -> Iterator[None]:
-    """Puts a pause before what the server does on SIGTERM.
+def draining(state: ServiceState, *, repeat_seconds: float = 1.0) -> Iterator[None]:
+    """Delays what the server does on SIGTERM by `drain_seconds`.
 
-    The server then closes its port and finishes what it accepted, but who connects in that moment would be lost. So for
-    `drain_seconds` `/readyz` answers 503, each answer closes its connection, and everything else is answered as before.
-    A second signal ends the pause. Ctrl-C makes none: whoever presses it waits.
+    The server then closes its port and finishes what it accepted, but a client that connects in that moment would be
+    lost. So during the delay `/readyz` answers 503, each answer closes its connection, and everything else works as
+    before. A second signal ends the delay, except within `repeat_seconds`: then it is the same one, sent to all
+    processes and forwarded by the parent. Ctrl-C shuts down without a delay.
     """
-    ends = signal.getsignal(signal.SIGTERM) if threading.current_thread() is threading.main_thread() else None
-    if not callable(ends):  # nobody handles the signal, or another thread does
+    inner = signal.getsignal(signal.SIGTERM) if threading.current_thread() is threading.main_thread() else None
+    if not callable(inner):  # the signal has no handler, or belongs to another thread
         yield
         return
-    loop, end, seconds = asyncio.get_running_loop(), ends, state.settings.drain_seconds
-    told_at: float | None = None
+    loop, shut_down, seconds = asyncio.get_running_loop(), inner, state.settings.drain_seconds
+    received_at: float | None = None
 
-    def begin(number: int, frame: FrameType | None) -> None:
-        nonlocal told_at
+    def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal received_at
         state.shutting_down = True
         if number == signal.SIGINT or not seconds:
-            end(number, frame)
-        elif told_at is None:
-            told_at = monotonic()
-            loop.call_soon_threadsafe(loop.call_later, seconds, end, number, None)
-            log.info("told to end: answering for %g seconds more", seconds)
-        elif monotonic() - told_at > _SAME_SECONDS:
-            end(number, frame)
+            shut_down(number, frame)
+        elif received_at is None:
+            received_at = monotonic()
+            loop.call_soon_threadsafe(loop.call_later, seconds, shut_down, number, None)
+            log.info("shutting down in %g seconds", seconds)
+        elif monotonic() - received_at > repeat_seconds:
+            shut_down(number, frame)
 
-    before = {number: signal.signal(number, begin) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

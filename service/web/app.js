@@ -40,7 +40,7 @@ async function loadExamples() {
 async function updateGallery({ gallery, limits }) {
   setGallery(gallery.items, limits.max_body_bytes);
   if (!hasExamples) loadExamples();
-  if (gallery.generation !== generation && await loadFacets(gallery)) generation = gallery.generation;
+  if (gallery.index.name !== generation && await loadFacets(gallery)) generation = gallery.index.name;
 }
 
 restoreFromUrl();

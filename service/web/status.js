@@ -63,10 +63,10 @@ function showStatus({ gallery, bundle, provider }) {
   showFacts("gallery-facts", [
     ["Items", gallery.items.toLocaleString()],
     ["Images", gallery.images.toLocaleString()],
-    ["Pending changes", gallery.pending.toLocaleString()],
-    ["Index", gallery.kind ?? "none yet"],
-    ["Recall@10 of the index", gallery.recall === null ? "not measured" : percent(gallery.recall)],
-    ["Generation", gallery.generation ?? "none yet"],
+    ["Pending changes", gallery.index.pending.toLocaleString()],
+    ["Index", gallery.index.kind ?? "none yet"],
+    ["Recall@10 of the index", gallery.index.recall === null ? "not measured" : percent(gallery.index.recall)],
+    ["Generation", gallery.index.name ?? "none yet"],
   ]);
   showFacts("model-facts", bundle ? modelFacts(bundle, provider) : [["Model", "none yet"]]);
   element("forget-key").hidden = storedKey() === null;

@@ -16,8 +16,9 @@ from index.embedding.embedder import PROVIDERS
 from index.gallery.jobs import State
 from index.gallery.vectors.faiss.compaction import RECALL_TARGET, is_due
 from lookalike import app
+from service.admission import Refusal
 from service.app import create_app
-from service.observability.metrics import Refusal, Stage
+from service.observability.metrics import Stage
 from service.settings import PREFIX, Settings
 from tests.deploy.monitoring import ALERTS, DASHBOARD, FOLDER, expressions, metrics_of, panels, program
 from tests.support.processes import run_server

@@ -269,7 +269,7 @@ def test_focus_moves_to_the_results_after_a_retry(page: Page, address: str) -> N
 def test_reindex_does_not_replace_a_field_that_is_edited(browser: Browser, address: str) -> None:
     def change_generation(route: Route) -> None:
         status = route.fetch().json()
-        status["gallery"]["generation"] = "another"
+        status["gallery"]["index"]["name"] = "another"
         route.fulfill(json=status)
 
     size = {"name": "size", "values": [["S", 3], ["M", 2]], "minimum": None, "maximum": None, "distinct": 2}

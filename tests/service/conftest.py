@@ -1,4 +1,4 @@
-"""A real service over a real bundle and gallery, behind a real socket."""
+"""Fixtures: a real service over a real bundle and gallery, behind a real socket."""
 
 import os
 import re
@@ -18,7 +18,7 @@ import pytest
 import uvicorn
 
 from service.app import create_app
-from service.server.protocol import Connection
+from service.server.protocol import connection_class
 from service.settings import Settings
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
@@ -26,7 +26,7 @@ from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """Of a service whose limits are small enough to reach in a test."""
+    """Returns settings whose limits are small enough to reach in a test."""
     root = tmp_path_factory.mktemp("shop")
     bundle = make_tiny_bundle(root / "bundle")
     examples = root / "examples"
@@ -51,9 +51,11 @@ def client(settings: Settings) -> Iterator[httpx.Client]:
 
 @contextmanager
 def serving(settings: Settings, *, root_path: str = "") -> Iterator[httpx.Client]:
-    """A client of the service, which runs in a thread for as long as the context."""
+    """Runs the service in a thread and yields a client of it."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(create_app(settings), http=Connection, log_level="warning", root_path=root_path)
+    config = uvicorn.Config(
+        create_app(settings), http=connection_class(settings), log_level="warning", root_path=root_path
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -70,7 +72,7 @@ def serving(settings: Settings, *, root_path: str = "") -> Iterator[httpx.Client
 
 
 def problem(response: httpx.Response, status: int, kind: str) -> dict[str, Any]:
-    """Checks the shape that all errors share and answers the body."""
+    """Checks the shape that all errors share and returns the body."""
     body: dict[str, Any] = response.json()
     assert response.status_code == status, body
     assert response.headers["content-type"] == "application/problem+json"
@@ -84,8 +86,8 @@ def problem(response: httpx.Response, status: int, kind: str) -> dict[str, Any]:
 INTERRUPTED = 130
 
 
-class Running(NamedTuple):
-    """A service in a process of its own."""
+class ServiceProcess(NamedTuple):
+    """A service in its own process."""
 
     address: str
     process: subprocess.Popen[str]
@@ -93,7 +95,8 @@ class Running(NamedTuple):
 
 
 @contextmanager
-def running(settings: Settings, folder: Path, **variables: str) -> Iterator[Running]:
+def running(settings: Settings, folder: Path, **variables: str) -> Iterator[ServiceProcess]:
+    """Runs `lookalike serve` in its own process."""
     log = folder / "log"
     command = [sys.executable, "-m", "lookalike", "serve", "--gallery", str(settings.gallery), "--port", "0"]
     environment = {**os.environ, "LOOKALIKE_THREADS": "1", **variables}
@@ -101,9 +104,9 @@ def running(settings: Settings, folder: Path, **variables: str) -> Iterator[Runn
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     assert process.stdout
     try:
-        found = re.search(r"http://\S+", process.stdout.readline())
-        assert found, log.read_text()
-        yield Running(found[0], process, log)
+        match = re.search(r"http://\S+", process.stdout.readline())
+        assert match, log.read_text()
+        yield ServiceProcess(match[0], process, log)
     finally:
         process.terminate()
         assert process.wait(30) in (0, -signal.SIGTERM, INTERRUPTED), log.read_text()

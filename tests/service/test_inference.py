@@ -1,8 +1,11 @@
-"""The batcher: everybody gets their own vector, batches form under load, and an overload is told at once."""
+"""The batcher and the active model: batches form under load, and a newly activated bundle is followed."""
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +14,13 @@ from numpy.typing import NDArray
 
 from index.embedding.bundle import Bundle
 from index.embedding.embedder import Embedder
-from service.inference import Batcher, Overloaded
+from service.admission import Overloaded
+from service.inference import Batcher
+from service.settings import Settings
+from tests.service.conftest import problem, serving
+from tests.service.support import block_gallery
 from tests.support.tiny_bundle import SIDE, make_tiny_bundle
-
-pytestmark = pytest.mark.anyio
+from tests.support.tiny_gallery import index_source, tiny_photo, write_tiny_source
 
 
 @pytest.fixture
@@ -33,18 +39,18 @@ def embedder(bundle: Bundle) -> Embedder:
 
 
 class Gate(Embedder):
-    """A real embedder that waits for a sign before each batch, so that a test decides what queues up."""
+    """A real embedder that waits before each batch until it is released, so that a test decides what queues up."""
 
     def __init__(self, embedder: Embedder) -> None:
         self.__dict__.update(embedder.__dict__)
-        self.sign = threading.Semaphore(0)
-        self.begun = threading.Semaphore(0)
+        self.released = threading.Semaphore(0)
+        self.started = threading.Semaphore(0)
         self.on_all_cores: list[bool] = []
 
     def _run(self, session: Any, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
         self.on_all_cores.append(session is self._wide)
-        self.begun.release()
-        assert self.sign.acquire(timeout=10)
+        self.started.release()
+        assert self.released.acquire(timeout=10)
         return super()._run(session, pixels)
 
 
@@ -57,110 +63,214 @@ def photos(count: int) -> NDArray[np.uint8]:
     return np.random.default_rng(0).integers(0, 256, (count, SIDE, SIDE, 3), dtype=np.uint8)
 
 
-async def begun(gate: Gate) -> None:
-    assert await asyncio.to_thread(gate.begun.acquire, True, 10)
+def unlimited(waiting: int, seconds_each: float) -> None:
+    """Accepts every photo."""
 
 
-async def test_everyone_gets_their_own_vector(embedder: Embedder) -> None:
+async def wait_for_batch(gate: Gate) -> None:
+    assert await asyncio.to_thread(gate.started.acquire, True, 10)
+
+
+@pytest.mark.anyio
+async def test_every_caller_gets_its_own_vector(embedder: Embedder) -> None:
     pixels = photos(40)
-    async with Batcher(embedder, most_waiting=100) as batcher:
-        answers = await asyncio.gather(*(batcher.embed(one) for one in pixels))
-    np.testing.assert_allclose([answer.vector for answer in answers], embedder.embed(pixels), atol=1e-6)
-    assert all(answer.waited >= 0 and answer.worked > 0 for answer in answers)
+    async with Batcher(embedder, check_queue=unlimited) as batcher:
+        embeddings = await asyncio.gather(*(batcher.embed(one) for one in pixels))
+    np.testing.assert_allclose([embedding.vector for embedding in embeddings], embedder.embed(pixels), atol=1e-6)
+    assert all(embedding.waited >= 0 and embedding.computed > 0 for embedding in embeddings)
 
 
-async def test_a_batch_forms_while_the_last_one_runs(gate: Gate) -> None:
+@pytest.mark.anyio
+async def test_a_batch_forms_while_the_previous_one_runs(gate: Gate) -> None:
     sizes: list[int] = []
     gate.preferred_batch = 4  # as on a GPU
-    async with Batcher(gate, most_waiting=100, on_batch=sizes.append) as batcher:
+    async with Batcher(gate, check_queue=unlimited, on_batch=sizes.append) as batcher:
         first = asyncio.create_task(batcher.embed(photos(1)[0]))
-        await begun(gate)
+        await wait_for_batch(gate)
         others = [asyncio.create_task(batcher.embed(one)) for one in photos(40)]
         await asyncio.sleep(0)
         assert batcher.waiting == 40
-        gate.sign.release(11)
+        gate.released.release(11)
         await asyncio.gather(first, *others)
     assert sizes == [1] + 10 * [4]
 
 
-async def test_on_a_cpu_a_photo_is_answered_without_waiting_for_those_behind_it(gate: Gate) -> None:
+@pytest.mark.anyio
+async def test_on_a_cpu_a_photo_does_not_wait_for_those_behind_it(gate: Gate) -> None:
     sizes: list[int] = []
-    async with Batcher(gate, most_waiting=100, on_batch=sizes.append) as batcher:
+    async with Batcher(gate, check_queue=unlimited, on_batch=sizes.append) as batcher:
         tasks = [asyncio.create_task(batcher.embed(one)) for one in photos(5)]
         for answered in range(1, 6):
-            gate.sign.release()
+            gate.released.release()
             await asyncio.wait_for(tasks[answered - 1], 10)
             assert sum(task.done() for task in tasks) == answered
     assert sizes == 5 * [1]
 
 
-async def test_every_lane_takes_its_share_and_waits_for_no_other(bundle: Bundle) -> None:
+@pytest.mark.anyio
+async def test_every_lane_takes_its_share_and_does_not_wait_for_others(bundle: Bundle) -> None:
     sizes: list[int] = []
     gate = Gate(Embedder(bundle, threads=2))
     gate.preferred_batch = 4
-    async with Batcher(gate, most_waiting=100, on_batch=sizes.append) as batcher:
+    async with Batcher(gate, check_queue=unlimited, on_batch=sizes.append) as batcher:
         tasks = [asyncio.create_task(batcher.embed(one)) for one in photos(6)]
-        await begun(gate)
-        await begun(gate)
-        assert batcher.waiting == 1, "both lanes run at once, none has taken all"
-        gate.sign.release(3)
+        await wait_for_batch(gate)
+        await wait_for_batch(gate)
+        assert batcher.waiting == 1, "both lanes run at once, and neither has taken all photos"
+        gate.released.release(3)
         await asyncio.gather(*tasks)
     assert sizes == [3, 2, 1]
     assert gate.on_all_cores == [False, False, False]
 
 
+@pytest.mark.anyio
 async def test_only_a_photo_that_is_alone_gets_all_cores(bundle: Bundle) -> None:
     gate = Gate(Embedder(bundle, threads=2))
-    async with Batcher(gate, most_waiting=100) as batcher:
+    async with Batcher(gate, check_queue=unlimited) as batcher:
         first = asyncio.create_task(batcher.embed(photos(1)[0], alone=True))
-        await begun(gate)
+        await wait_for_batch(gate)
         second = asyncio.create_task(batcher.embed(photos(1)[0], alone=True))
-        await begun(gate)
-        gate.sign.release(2)
+        await wait_for_batch(gate)
+        gate.released.release(2)
         with_all, on_lane = [(await task).vector for task in (first, second)]
     assert gate.on_all_cores == [True, False], "the cores were not idle any more"
     np.testing.assert_allclose(with_all, on_lane, atol=1e-6)
 
 
-async def test_an_overload_is_told_at_once_and_the_accepted_are_served(gate: Gate) -> None:
-    async with Batcher(gate, most_waiting=2) as batcher:
+@pytest.mark.anyio
+async def test_a_full_queue_refuses_at_once_and_the_accepted_photos_are_embedded(gate: Gate) -> None:
+    def check(waiting: int, seconds_each: float) -> None:
+        if waiting >= 2:
+            raise Overloaded(f"{waiting} photos are waiting")
+
+    async with Batcher(gate, check_queue=check) as batcher:
         accepted = [asyncio.create_task(batcher.embed(photos(1)[0]))]
-        await begun(gate)
+        await wait_for_batch(gate)
         accepted += [asyncio.create_task(batcher.embed(one)) for one in photos(2)]
         await asyncio.sleep(0)
-        with pytest.raises(Overloaded, match="2 photos are waiting") as told:
+        with pytest.raises(Overloaded, match="2 photos are waiting"):
             await batcher.embed(photos(1)[0])
-        assert told.value.retry_after >= 1
-        gate.sign.release(3)
+        gate.released.release(3)
         assert len(await asyncio.gather(*accepted)) == 3
 
 
-async def test_a_photo_whose_sender_left_is_not_embedded(gate: Gate) -> None:
+@pytest.mark.anyio
+async def test_a_photo_whose_caller_was_cancelled_is_not_embedded(gate: Gate) -> None:
     sizes: list[int] = []
-    async with Batcher(gate, most_waiting=10, on_batch=sizes.append) as batcher:
+    async with Batcher(gate, check_queue=unlimited, on_batch=sizes.append) as batcher:
         first = asyncio.create_task(batcher.embed(photos(1)[0]))
-        await begun(gate)
+        await wait_for_batch(gate)
         left, stayed = (asyncio.create_task(batcher.embed(one)) for one in photos(2))
         await asyncio.sleep(0)
         left.cancel()
-        gate.sign.release(2)
+        gate.released.release(2)
         await asyncio.gather(first, stayed)
     assert sizes == [1, 1]
 
 
-async def test_closing_finishes_what_was_accepted(gate: Gate) -> None:
-    async with Batcher(gate, most_waiting=10) as batcher:
+@pytest.mark.anyio
+async def test_closing_finishes_the_accepted_photos(gate: Gate) -> None:
+    async with Batcher(gate, check_queue=unlimited) as batcher:
         tasks = [asyncio.create_task(batcher.embed(one)) for one in photos(3)]
         await asyncio.sleep(0)
-        gate.sign.release(3)
+        gate.released.release(3)
     assert len(await asyncio.gather(*tasks)) == 3
     with pytest.raises(Overloaded):
         await batcher.embed(photos(1)[0])
 
 
-async def test_a_fault_of_the_session_reaches_everyone_in_the_batch_and_nobody_else(embedder: Embedder) -> None:
-    async with Batcher(embedder, most_waiting=10) as batcher:
+@pytest.mark.anyio
+async def test_an_error_of_the_session_fails_its_batch_and_no_other(embedder: Embedder) -> None:
+    async with Batcher(embedder, check_queue=unlimited) as batcher:
         wrong = np.zeros((4, 4, 3), np.uint8)
         with pytest.raises(ValueError, match="expected uint8 pixels"):
             await batcher.embed(wrong)
         assert (await batcher.embed(photos(1)[0])).vector.shape == (48,)
+
+
+# The active model
+
+
+def test_the_service_follows_a_newly_activated_bundle_and_never_mixes_two(tmp_path: Path) -> None:
+    bundle, other = make_tiny_bundle(tmp_path / "one"), make_tiny_bundle(tmp_path / "two", grid=2)
+    source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
+    first = index_source(source, gallery=gallery, bundle=bundle)
+    with serving(Settings(gallery=gallery, threads=1)) as client:
+        threads, is_over = ThreadPoolExecutor(2), threading.Event()
+
+        def scores() -> set[tuple[str, float, float]]:
+            """Returns the bundle and scores of a search by photo, and of one by item, each paired with its bundle."""
+            by_photo = client.post("/v1/search?top=1", files={"image": tiny_photo(2, 5)}).json()
+            assert by_photo["items"][0]["id"] == "ball-blue"
+            by_item = client.post("/v1/search?top=1", json={"item_id": "ball-blue"}).json()
+            return {
+                (by_photo["bundle"], round(by_photo["items"][0]["score"], 4), 0.0),
+                (by_item["bundle"], 0.0, round(by_item["items"][0]["score"], 4)),
+            }
+
+        def search_until_over() -> set[tuple[str, float, float]]:
+            seen = set()
+            while not is_over.is_set():
+                seen |= scores()
+            return seen
+
+        before = scores()
+
+        seen = [threads.submit(search_until_over) for _ in range(2)]
+        second = index_source(source, gallery=gallery, bundle=other)
+        deadline = time.monotonic() + 20
+        while client.post("/v1/search", files={"image": tiny_photo(0, 0)}).json()["bundle"] != second.bundle_id:
+            assert time.monotonic() < deadline, "the service must follow within seconds"
+        is_over.set()
+        after = scores()
+        assert {bundle for bundle, *_ in before} == {first.bundle_id} and not before & after
+        assert {bundle for bundle, *_ in after} == {second.bundle_id}
+        assert set.union(*(future.result() for future in seen)) <= before | after, "vectors of two bundles never meet"
+
+
+def test_a_service_without_requests_follows_too(tmp_path: Path) -> None:
+    bundle, other = make_tiny_bundle(tmp_path / "one"), make_tiny_bundle(tmp_path / "two", grid=2)
+    source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
+    first = index_source(source, gallery=gallery, bundle=bundle)
+    with serving(Settings(gallery=gallery, threads=1, bundle_poll_seconds=0.05)) as client:
+        assert client.get("/v1/status").json()["bundle"]["id"] == first.bundle_id
+        second = index_source(source, gallery=gallery, bundle=other)
+        deadline = time.monotonic() + 20
+        while client.get("/v1/status").json()["bundle"]["id"] != second.bundle_id:
+            assert time.monotonic() < deadline, "the service must follow within seconds"
+
+
+def test_requests_do_not_wait_for_a_gallery_that_cannot_be_read(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(settings.model_copy(update={"bundle_poll_seconds": 0.01})) as client:
+        blocker = block_gallery(settings, monkeypatch, "live_bundle")
+        try:
+            assert blocker.started.acquire(timeout=60), "the watcher is stuck in its thread"
+            for _ in range(5):
+                assert client.post("/v1/search", files={"image": tiny_photo(2, 5)}).status_code == 200
+                assert client.get("/readyz").status_code == 200
+        finally:
+            blocker.released.set()
+
+
+def test_an_empty_gallery_without_a_bundle_names_the_remedy(tmp_path: Path) -> None:
+    with serving(Settings(gallery=tmp_path / "gallery", create=True, threads=1)) as client:
+        assert client.get("/healthz").status_code == 200
+        problem(client.get("/readyz"), 503, "not-ready")
+        body = problem(client.post("/v1/search", files={"image": tiny_photo(0, 0)}), 503, "not-ready")
+        assert "lookalike reindex" in body["remedy"]
+        source = write_tiny_source(tmp_path / "source")
+        index_source(source, gallery=tmp_path / "gallery", bundle=make_tiny_bundle(tmp_path / "bundle"))
+        first = client.post("/v1/search", files={"image": tiny_photo(0, 0)})
+        assert first.status_code == 200 and first.json()["items"], "the first search waits for the model"
+        assert client.get("/readyz").status_code == 200
+
+
+def test_a_first_bundle_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    gallery, source = tmp_path / "gallery", write_tiny_source(tmp_path / "source")
+    with serving(Settings(gallery=gallery, create=True, threads=1)) as client:
+        indexed = index_source(source, gallery=gallery, bundle=make_tiny_bundle(tmp_path / "bundle"))
+        (gallery / "bundles" / indexed.bundle_id / "model.onnx").unlink()
+        body = problem(client.post("/v1/search", files={"image": tiny_photo(0, 0)}), 503, "not-ready")
+        assert indexed.bundle_id in body["detail"] and "log" in body["remedy"]

@@ -1,9 +1,10 @@
-"""The API's description is kept: whatever is sent, it is answered as described, and never with a fault of ours."""
+"""The OpenAPI document: it has an example of everything, and every answer conforms to it."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema_rs
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given
@@ -18,10 +19,11 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from service.app import create_app
+from service.schemas.search import SearchOptions
 from service.settings import Settings
 from tests.service.conftest import serving
 from tests.support.tiny_bundle import make_tiny_bundle
-from tests.support.tiny_gallery import make_tiny_gallery
+from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
@@ -62,3 +64,108 @@ def test_an_operation_answers_as_described(service: httpx.Client, mode: Generati
         case.call_and_validate(base_url=str(service.base_url), checks=checks, timeout=10)
 
     answers()
+
+
+def test_the_description_shows_an_example_of_every_error(client: httpx.Client) -> None:
+    description = client.get("/openapi.json").json()
+    search = description["paths"]["/v1/search"]["post"]
+    assert set(search["requestBody"]["content"]) == {"multipart/form-data", "image/*", "application/json"}
+    errors = {"400", "401", "403", "404", "408", "413", "415", "421", "422", "429", "500", "503"}
+    assert set(search["responses"]) == {"200", *errors}
+    for path in description["paths"].values():
+        for operation in path.values():
+            any_request, any_body = {"421", "500"}, {"408", "413", "503"}
+            assert operation["responses"].keys() >= any_request | (any_body if "requestBody" in operation else set())
+            for status, response in operation["responses"].items():
+                if int(status) < 400:
+                    continue
+                (content,) = response["content"].items()
+                assert content[0] == "application/problem+json"
+                assert content[1]["schema"] == {"$ref": "#/components/schemas/Problem"}
+                assert all(it["value"]["status"] == int(status) for it in content[1]["examples"].values())
+    assert "remedy" in description["components"]["schemas"]["Problem"]["properties"]
+
+
+def test_the_description_shows_an_example_of_every_success(client: httpx.Client) -> None:
+    description = client.get("/openapi.json").json()
+    shapes = {name: _as_shown(shape) for name, shape in description["components"]["schemas"].items()}
+    checked = 0
+    for path in description["paths"].values():
+        for operation in path.values():
+            for status, response in operation["responses"].items():
+                for media_type, content in response.get("content", {}).items() if int(status) < 300 else ():
+                    if media_type.startswith("image/"):  # JSON cannot show one
+                        continue
+                    schema = {**content["schema"], "components": {"schemas": shapes}}
+                    jsonschema_rs.validate(schema, content["example"])
+                    checked += media_type == "application/json"
+    assert checked >= 18
+    metrics = description["paths"]["/metrics"]["get"]["responses"]["200"]["content"]["text/plain"]["example"]
+    told = client.get("/metrics").text.splitlines()
+    assert {line for line in metrics.splitlines() if line.startswith("#")} <= set(told)
+
+
+def _as_shown(shape: dict[str, Any]) -> dict[str, Any]:
+    """What an example of this shape must be: without keys that answers do not have. FastAPI leaves out what is null."""
+    parts = shape.get("properties", {})
+    never_null = [name for name in shape.get("required", ()) if {"type": "null"} not in parts[name].get("anyOf", ())]
+    return {**shape, "required": never_null, "additionalProperties": False} if parts else shape
+
+
+def test_the_description_shows_examples_of_bodies_that_are_understood(client: httpx.Client) -> None:
+    description = client.get("/openapi.json").json()
+    for path in description["paths"].values():
+        for operation in path.values():
+            forms = operation.get("requestBody", {}).get("content", {})
+            shown = [
+                (form["schema"], example["value"])
+                for form in forms.values()
+                for example in form.get("examples", {}).values()
+            ]
+            assert bool(shown) == bool(forms), operation["summary"]
+            for schema, example in shown:
+                jsonschema_rs.validate({**schema, "components": description["components"]}, example)
+
+
+def test_a_form_takes_every_option_that_the_description_shows(client: httpx.Client) -> None:
+    search = client.get("/openapi.json").json()["paths"]["/v1/search"]["post"]
+    form = search["requestBody"]["content"]["multipart/form-data"]
+    assert set(form["schema"]["properties"]) == {"image", *SearchOptions.model_fields}
+    fields = form["examples"]["with options"]["value"]
+    assert {"image", "cursor"} | set(fields) == set(form["schema"]["properties"])
+    fields["exclude"] = [f"mug-{number}" for number in range(form["schema"]["properties"]["exclude"]["maxItems"])]
+    photo = {"image": tiny_photo(0, 0)}
+    del fields["image"]
+    assert client.post("/v1/search", files=photo, data=fields).status_code == 200
+    first = client.post("/v1/search", files=photo, data={**fields, "top": 1, "filter": "{}"}).json()
+    going_on = client.post("/v1/search", files=photo, data={**fields, "filter": "{}", "cursor": first["cursor"]})
+    assert going_on.status_code == 200 and first["items"][0] not in going_on.json()["items"]
+
+
+def test_every_operation_shows_a_success_and_every_reference_leads_somewhere(client: httpx.Client) -> None:
+    description = client.get("/openapi.json").json()
+    operations = [
+        (path, method, operation)
+        for path, methods in description["paths"].items()
+        if path.startswith(("/v1/items", "/v1/jobs", "/v1/facets"))
+        for method, operation in methods.items()
+    ]
+    assert len(operations) == 13
+    for path, method, operation in operations:
+        for status, response in operation["responses"].items():
+            if status in ("200", "201", "202"):
+                assert all("example" in content for content in response["content"].values()), (path, method)
+        if method in ("put", "patch", "post"):
+            contents = operation["requestBody"]["content"]
+            assert any("examples" in content for content in contents.values()), (path, method)
+    for name in references(description):
+        assert name.removeprefix("#/components/schemas/") in description["components"]["schemas"], name
+
+
+def references(part: Any) -> Iterator[str]:
+    if isinstance(part, dict):
+        for key, value in part.items():
+            yield from [value] if key == "$ref" else references(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from references(value)

@@ -257,5 +257,5 @@ def test_an_empty_list_allows_nothing() -> None:
     ],
 )
 def test_a_pattern_that_is_no_host_is_a_mistake_of_the_operator(pattern: str) -> None:
-    with pytest.raises(LookalikeError, match=r"it is no host\. Write cdn\.example\.com"):
+    with pytest.raises(LookalikeError, match=r"is not a valid host to fetch photos from\. Write cdn\.example\.com"):
         Fetcher([pattern], max_bytes=LIMIT)

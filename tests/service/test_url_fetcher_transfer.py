@@ -142,8 +142,8 @@ class Local(Fetcher):
         self.answers = list(answers)
         self.resolved: list[str] = []
 
-    def permits(self, address: Address) -> bool:
-        return address.is_loopback or super().permits(address)
+    def allows(self, address: Address) -> bool:
+        return address.is_loopback or super().allows(address)
 
     async def resolve(self, host: str) -> Sequence[str]:
         self.resolved.append(host)

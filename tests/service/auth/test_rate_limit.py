@@ -42,17 +42,17 @@ def test_a_rest_earns_a_burst_and_no_more() -> None:
 
 
 def test_the_number_of_buckets_is_bounded_and_the_busiest_stay() -> None:
-    limit = RateLimit(rate=0.001, burst=1, most_keys=2)
+    limit = RateLimit(rate=0.001, burst=1, max_keys=2)
     for now, other in enumerate("bcdefgh"):
         assert limit.take(other, float(now)) == 0
         assert (limit.take("a", float(now)) == 0) is (now == 0)
     assert len(limit._full_at) == 2
 
 
-@pytest.mark.parametrize(("rate", "burst", "most_keys"), [(0, 1, 1), (-1.0, 1, 1), (1, 0, 1), (1, 1, 0)])
-def test_a_limit_that_allows_nothing_is_a_mistake(rate: float, burst: int, most_keys: int) -> None:
+@pytest.mark.parametrize(("rate", "burst", "max_keys"), [(0, 1, 1), (-1.0, 1, 1), (1, 0, 1), (1, 1, 0)])
+def test_a_limit_that_allows_nothing_is_a_mistake(rate: float, burst: int, max_keys: int) -> None:
     with pytest.raises(ValueError, match="must be positive"):
-        RateLimit(rate, burst, most_keys=most_keys)
+        RateLimit(rate, burst, max_keys=max_keys)
 
 
 @given(
@@ -95,7 +95,7 @@ def test_without_keys_this_machines_names_are_answered_to(client: httpx.Client, 
 
 @pytest.mark.parametrize("host", ["shop.example.com:8000", "localhost.example.com", "127.0.0.1.example.com", "x", ""])
 def test_without_keys_a_web_page_with_a_name_of_its_own_is_refused(client: httpx.Client, host: str) -> None:
-    told = problem(client.delete("/v1/items/ball-blue", headers={"Host": host}), 421, "host-unknown")
+    told = problem(client.delete("/v1/items/ball-blue", headers={"Host": host}), 421, "host-not-allowed")
     assert repr(host) in told["detail"] and "LOOKALIKE_OPEN=true" in told["remedy"]
 
 

@@ -15,10 +15,10 @@ from index.jobs import JobState
 from service.auth.api_keys import KeyRing
 from service.client import AsyncClient, Client, PhotoSearch, ServiceError, ServiceUnreachable
 from service.client.calls import JobOptions, SearchOptions
-from service.requests import Options
 from service.routes import jobs
-from service.schemas.responses import ItemAnswer, JobStatus, Match, SearchAnswer
-from service.schemas.search import JobBody
+from service.schemas.items import ItemAnswer
+from service.schemas.jobs import JobBody, JobStatus
+from service.schemas.search import Match, SearchAnswer, SearchOptions
 from service.settings import Settings
 from tests.service.conftest import serving
 from tests.support.tiny_bundle import make_tiny_bundle
@@ -426,5 +426,5 @@ def test_operations_have_signatures_and_docstrings(kind: type[Client] | type[Asy
 
 
 def test_options_are_those_of_the_service() -> None:
-    assert set(SearchOptions.__annotations__) == set(Options.model_fields)
+    assert set(SearchOptions.__annotations__) == set(SearchOptions.model_fields)
     assert set(JobOptions.__annotations__) == set(JobBody.model_fields) - {"source"}

@@ -3,7 +3,6 @@
 import base64
 import io
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,12 +13,11 @@ import httpx
 import pytest
 from PIL import Image
 
-from service import item_writer
 from service.auth.api_keys import KeyRing
 from service.settings import Settings
 from tests.service.conftest import problem, serving
 from tests.support.tiny_bundle import make_tiny_bundle
-from tests.support.tiny_gallery import COLOURS, index_source, make_tiny_gallery, tiny_photo, write_tiny_source
+from tests.support.tiny_gallery import COLOURS, make_tiny_gallery, tiny_photo
 
 MUG = {"title": "A mug", "url": "https://shop.example/mug", "attributes": {"category": "mug", "price": 12.5}}
 
@@ -77,11 +75,11 @@ def test_an_item_is_found_by_the_search_after_its_put(shop: httpx.Client) -> Non
 def test_the_same_put_again_changes_nothing(shop: httpx.Client) -> None:
     body = {**MUG, "images": [in_json("front", tiny_photo(0, 3)), in_json("back", tiny_photo(1, 3))]}
     first = shop.put("/v1/items/twice", json=body)
-    change = shop.get("/v1/status").json()["gallery"]["change"]
+    revision = shop.get("/v1/status").json()["gallery"]["revision"]
     again = shop.put("/v1/items/twice", json=body)
     assert (first.status_code, again.status_code) == (201, 200)
     assert again.headers["etag"] == first.headers["etag"] and again.json() == first.json()
-    assert shop.get("/v1/status").json()["gallery"]["change"] == change
+    assert shop.get("/v1/status").json()["gallery"]["revision"] == revision
 
 
 def test_images_stay_unless_they_are_given(shop: httpx.Client) -> None:
@@ -131,7 +129,7 @@ def test_an_image_is_put_and_removed_alone(shop: httpx.Client) -> None:
     assert [shop.delete("/v1/items/alone/images/1").status_code for _ in range(2)] == [204, 204]
     assert image_ids(shop.get("/v1/items/alone")) == ["2"]
     assert best(shop, photo)["score"] < 0.99
-    problem(shop.put("/v1/items/alone/images/1", json={"image_url": "https://example.com/1.jpg"}), 422, "url-off")
+    problem(shop.put("/v1/items/alone/images/1", json={"image_url": "https://example.com/1.jpg"}), 422, "url-disabled")
 
 
 def test_a_patch_changes_what_it_names_and_null_removes(shop: httpx.Client) -> None:
@@ -347,8 +345,8 @@ def test_an_item_that_makes_no_sense_is_refused_and_not_stored(shop: httpx.Clien
         ({"images": [{}] * 100}, "images[0].id: "),
         ({"images": [{}] * 100}, "And 90 more."),
         ({str(number): number for number in range(1000)}, "1,000 keys"),
-        ({"attributes": {str(number): None for number in range(1000)}}, "attributes: Value error, 1,000 are given"),
-        ({"attributes": {"size": {"width": 5}}}, "attributes.size: Input should be a string"),
+        ({"attributes": {str(number): None for number in range(1000)}}, "attributes: Value error, 1,000 were sent"),
+        ({"attributes": {"size": {"width": 5}}}, "attributes.size: Input should be a text"),
         ({"attributes": {"price": 1e999}}, "attributes.price: Input should be a finite number"),
         ({"title": "x" * 1001}, "title: String should have at most 1000 characters"),
         ({"url": "x" * 2001}, "url: String should have at most 2000 characters"),
@@ -418,59 +416,3 @@ def test_without_any_model_an_item_can_be_stored_but_no_photo(tmp_path: Path) ->
         refused = client.put("/v1/items/ball", json={"images": [in_json("front", tiny_photo(0, 0))]})
         problem(refused, 503, "not-ready")
         assert client.get("/v1/items/ball").json()["title"] == "A mug"
-
-
-def test_an_item_is_found_though_the_bundle_was_exchanged_while_it_was_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bundle, other = make_tiny_bundle(tmp_path / "one"), make_tiny_bundle(tmp_path / "two", grid=2)
-    source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
-    first = index_source(source, gallery=gallery, bundle=bundle)
-    write, exchanged = item_writer._write, threading.Event()
-
-    def write_and_exchange(*arguments: Any) -> None:
-        write(*arguments)
-        if not exchanged.is_set():
-            exchanged.set()
-            index_source(source, gallery=gallery, bundle=other)
-
-    monkeypatch.setattr(item_writer, "_write", write_and_exchange)
-    photo = coloured(10, 200, 120)
-    with serving(Settings(gallery=gallery, threads=1)) as client:
-        put = client.put("/v1/items/mug", json={**MUG, "images": [in_json("front", photo)]})
-        assert put.status_code == 201 and exchanged.is_set()
-        answer = client.post("/v1/search?top=1", files={"image": photo}).json()
-        assert answer["bundle"] != first.bundle_id
-        assert (answer["items"][0]["id"], answer["items"][0]["score"]) == ("mug", pytest.approx(1, abs=1e-3))
-
-
-# The description
-
-
-def test_every_operation_shows_a_success_and_every_reference_leads_somewhere(client: httpx.Client) -> None:
-    description = client.get("/openapi.json").json()
-    operations = [
-        (path, method, operation)
-        for path, methods in description["paths"].items()
-        if path.startswith(("/v1/items", "/v1/jobs", "/v1/facets"))
-        for method, operation in methods.items()
-    ]
-    assert len(operations) == 13
-    for path, method, operation in operations:
-        for status, response in operation["responses"].items():
-            if status in ("200", "201", "202"):
-                assert all("example" in content for content in response["content"].values()), (path, method)
-        if method in ("put", "patch", "post"):
-            contents = operation["requestBody"]["content"]
-            assert any("examples" in content for content in contents.values()), (path, method)
-    for name in references(description):
-        assert name.removeprefix("#/components/schemas/") in description["components"]["schemas"], name
-
-
-def references(part: Any) -> Iterator[str]:
-    if isinstance(part, dict):
-        for key, value in part.items():
-            yield from [value] if key == "$ref" else references(value)
-    elif isinstance(part, list):
-        for value in part:
-            yield from references(value)

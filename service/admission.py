@@ -1,0 +1,177 @@
+"""Decides whether a request may work now: the one place with the limits of concurrent work.
+
+Each kind of work has places of its own, so that waiting writes, listings or jobs never stop searches. What exceeds a
+limit is refused at once with `Overloaded`, which the service answers with 503 and Retry-After, instead of making
+everybody late.
+"""
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Literal, ParamSpec, Protocol, TypeVar, get_args
+
+import anyio.to_thread
+from anyio import CapacityLimiter
+
+from index._util.system import usable_cores
+from index.errors import LookalikeError
+from service.settings import Settings
+
+Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
+
+Lane = Literal["search", "write"]
+"""Requests that are counted while they work: those that search, and those that write items."""
+Pool = Literal["decode", "search", "read", "list", "write", "job", "status"]
+"""Worker threads for one kind of blocking work."""
+Refusal = Literal["rate", "bytes", "fetch", "embed", "conflict", Lane, Pool]
+"""Why a request was refused: the limit that it met."""
+
+_NOUNS: dict[Refusal, str] = {
+    "search": "searches",
+    "write": "writes",
+    "decode": "photos to decode",
+    "read": "reads",
+    "list": "listings",
+    "job": "requests about jobs",
+    "status": "requests for the status",
+    "fetch": "photos to fetch",
+    "embed": "photos to embed",
+}
+
+
+class Overloaded(LookalikeError):
+    """More work is running or waiting than the service accepts; it may be repeated after `retry_after` seconds."""
+
+    kind = "overloaded"
+
+    def __init__(self, problem: str, *, retry_after: float = 1.0, close: bool = False) -> None:
+        super().__init__(problem, "Send the request again after the time in Retry-After.")
+        self.retry_after = retry_after
+        self.close = close
+        """Whether the connection is closed too, because the rest of the body is not read."""
+
+
+class Telemetry(Protocol):
+    """Where refusals and requests in work are counted."""
+
+    def refused(self, reason: Refusal) -> None: ...
+
+    def working(self, change: int) -> None: ...
+
+
+class _ThreadPool:
+    """Threads of one kind of work and the bound on its queue."""
+
+    def __init__(self, threads: int, waiting: int) -> None:
+        self.limiter = CapacityLimiter(threads)
+        self.capacity = threads + waiting
+        self.count = 0
+
+
+class Admission:
+    """Counts the work of one process against the limits of its settings."""
+
+    def __init__(self, settings: Settings, telemetry: Telemetry) -> None:
+        self._telemetry = telemetry
+        self._lanes: dict[Lane, int] = dict.fromkeys(get_args(Lane), 0)
+        self._lane_limits: dict[Lane, int] = {"search": settings.max_requests, "write": settings.max_writes}
+        cores, waiting = usable_cores(), settings.max_waiting
+        self._pools: dict[Pool, _ThreadPool] = {
+            # Few, because a decoded photo may take 150 MB.
+            "decode": _ThreadPool(max(2, cores), waiting),
+            "search": _ThreadPool(max(4, 2 * cores), waiting),
+            "read": _ThreadPool(4, settings.max_reads),
+            # One, because a list of a thousand items takes as long as many searches.
+            "list": _ThreadPool(1, waiting),
+            # The store has one writer at a time; a second one prepares its statements meanwhile.
+            "write": _ThreadPool(2, settings.max_writes),
+            "job": _ThreadPool(2, waiting),
+            "status": _ThreadPool(2, waiting),
+        }
+        self._fetches = CapacityLimiter(settings.max_fetches)
+        self._max_waiting = waiting
+        self._held_bytes = 0
+        self._max_held_bytes = max(settings.max_held_bytes // settings.workers, 2 * settings.max_body_bytes)
+
+    @property
+    def working(self) -> int:
+        """Requests that search or write now."""
+        return sum(self._lanes.values())
+
+    def check(self, lane: Lane) -> None:
+        """Refuses a request when its lane is full.
+
+        Called before a body is read. The place itself is taken afterwards: a client that sends slowly must not keep
+        others from working.
+        """
+        if self._lanes[lane] >= self._lane_limits[lane]:
+            raise self.refuse(lane, f"{self._lanes[lane]} {_NOUNS[lane]} are running already.")
+
+    @contextmanager
+    def place(self, lane: Lane) -> Iterator[None]:
+        """Takes a place in the lane for as long as the context, or refuses."""
+        self.check(lane)
+        self._lanes[lane] += 1
+        self._telemetry.working(1)
+        try:
+            yield
+        finally:
+            self._lanes[lane] -= 1
+            self._telemetry.working(-1)
+
+    async def run(
+        self, pool: Pool, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
+    ) -> Result:
+        """Runs blocking work in a thread of the pool, or refuses when too much waits for one.
+
+        A thread that has begun is waited for even when the caller is cancelled: it holds memory that is counted.
+        """
+        own = self._pools[pool]
+        if own.count >= own.capacity:
+            raise self.refuse(pool, f"{own.count} {_NOUNS[pool]} are waiting already.")
+        own.count += 1
+        try:
+            return await anyio.to_thread.run_sync(lambda: work(*args, **kwargs), limiter=own.limiter)
+        finally:
+            own.count -= 1
+
+    @contextmanager
+    def hold_bytes(self) -> Iterator[Callable[[int], None]]:
+        """Yields a function that counts bytes against the limit of all requests; they are released with the context."""
+        held = 0
+
+        def hold(count: int) -> None:
+            nonlocal held
+            held += count
+            self._held_bytes += count
+            if self._held_bytes > self._max_held_bytes:
+                others = self._held_bytes - held
+                raise self.refuse("bytes", f"Other requests hold {others:,} bytes already.", close=True)
+
+        try:
+            yield hold
+        finally:
+            self._held_bytes -= held
+
+    @asynccontextmanager
+    async def fetch_place(self) -> AsyncIterator[None]:
+        """Waits for a place to fetch a photo from its address, or refuses when too many wait."""
+        waiting = self._fetches.statistics().tasks_waiting
+        if waiting >= self._max_waiting:
+            raise self.refuse("fetch", f"{waiting} {_NOUNS['fetch']} are waiting already.")
+        async with self._fetches:
+            yield
+
+    def check_queue(self, waiting: int, seconds_each: float) -> None:
+        """Refuses a photo when too many wait for the model."""
+        if waiting >= self._max_waiting:
+            raise self.refuse(
+                "embed",
+                f"{waiting} {_NOUNS['embed']} are waiting already.",
+                retry_after=max(1.0, seconds_each * waiting),
+            )
+
+    def refuse(self, reason: Refusal, problem: str, *, retry_after: float = 1.0, close: bool = False) -> Overloaded:
+        """Counts a refusal and returns the error to raise."""
+        self._telemetry.refused(reason)
+        return Overloaded(problem, retry_after=retry_after, close=close)

@@ -1,0 +1,60 @@
+"""The wire types of the service's state."""
+
+from pydantic import BaseModel, Field
+
+
+class IndexStatus(BaseModel):
+    """The vector index that searches use."""
+
+    engine: str = Field(description="the implementation, such as faiss")
+    name: str | None = Field(description="the generation; null before the first compaction")
+    revision: int | None = Field(description="the revision that the generation reflects")
+    pending: int = Field(description="images changed since the generation was built; searches include them")
+    kind: str | None = Field(description="exact, hnsw or ivf")
+    recall: float | None = Field(description="recall@10 against exact search, measured when it was built")
+
+
+class GalleryStatus(BaseModel):
+    """What the gallery holds."""
+
+    items: int
+    images: int
+    revision: int = Field(description="the number of the last committed write")
+    index: IndexStatus
+
+
+class BundleStatus(BaseModel):
+    """The model that embeds queries, and its metrics on products that training never saw."""
+
+    id: str
+    backbone: str
+    loss: str
+    dimension: int
+    data: str
+    metrics: dict[str, float] = Field(description="such as recall@1, as a fraction of 1")
+    untrained_metrics: dict[str, float] = Field(description="the same metrics before training")
+
+
+class Limits(BaseModel):
+    """The limits of a request."""
+
+    max_body_bytes: int
+    max_pixels: int
+    max_batch: int
+
+
+class Status(BaseModel):
+    """The state of the service."""
+
+    gallery: GalleryStatus
+    bundle: BundleStatus | None = Field(description="null in an empty gallery without a configured bundle")
+    provider: str | None = Field(description="the ONNX Runtime execution provider")
+    keys: bool = Field(description="whether requests need an API key")
+    urls: bool = Field(description="whether `image_url` is enabled")
+    limits: Limits
+
+
+class Health(BaseModel):
+    """The answer to a probe."""
+
+    status: str = "ok"

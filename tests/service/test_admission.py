@@ -1,0 +1,174 @@
+"""The admission controller: each kind of work has its own limit, and what exceeds it is refused at once."""
+
+import asyncio
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import get_args
+
+import pytest
+
+from service.admission import Admission, Lane, Overloaded, Pool, Refusal
+from service.settings import Settings
+from tests.service.conftest import problem, serving
+from tests.service.support import Blocker, block_gallery
+from tests.support.tiny_gallery import tiny_photo
+
+PHOTO = {"image": tiny_photo(2, 5)}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Counts:
+    """Records what the controller reports."""
+
+    def __init__(self) -> None:
+        self.refusals: Counter[Refusal] = Counter()
+        self.running = 0
+
+    def refused(self, reason: Refusal) -> None:
+        self.refusals[reason] += 1
+
+    def working(self, change: int) -> None:
+        self.running += change
+
+
+def limits(**values: int) -> Settings:
+    return Settings(gallery="none", **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("lane", "setting"), [("search", "max_requests"), ("write", "max_writes")])
+def test_a_full_lane_refuses_and_leaves_the_other_alone(lane: Lane, setting: str) -> None:
+    counts = Counts()
+    admission = Admission(limits(**{setting: 2}), counts)
+    (other,) = set(get_args(Lane)) - {lane}
+    with ExitStack() as places:
+        for _ in range(2):
+            places.enter_context(admission.place(lane))
+        with pytest.raises(Overloaded, match=r"2 .* are running already"):
+            admission.check(lane)
+        with pytest.raises(Overloaded), admission.place(lane):
+            pytest.fail("a full lane has no place")
+        admission.check(other)
+        assert (admission.working, counts.running) == (2, 2)
+    admission.check(lane)
+    assert (admission.working, counts.running, counts.refusals) == (0, 0, {lane: 2})
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("pool", get_args(Pool))
+async def test_a_pool_that_is_stuck_refuses_and_stops_no_other_pool(pool: Pool) -> None:
+    counts, blocker = Counts(), Blocker()
+    admission = Admission(limits(max_waiting=3, max_reads=3, max_writes=3), counts)
+    tasks = [asyncio.create_task(admission.run(pool, blocker)) for _ in range(100)]
+    try:
+        while not all(task.done() for task in tasks[-50:]):
+            await asyncio.sleep(0)
+        accepted = [task for task in tasks if not task.done()]
+        refused = [task for task in tasks if task.done()]
+        assert {type(task.exception()) for task in refused} == {Overloaded}
+        assert counts.refusals == {pool: len(refused)}
+        for other in set(get_args(Pool)) - {pool}:
+            assert await asyncio.wait_for(admission.run(other, lambda: "at once"), 10) == "at once"
+    finally:
+        blocker.released.set()
+    assert await asyncio.gather(*accepted) == ["done"] * len(accepted)
+    assert await admission.run(pool, lambda: "free again") == "free again"
+
+
+@pytest.mark.anyio
+async def test_work_gets_its_arguments_and_its_error_reaches_the_caller() -> None:
+    admission = Admission(limits(), Counts())
+    assert await admission.run("read", sorted, [1, 3, 2], reverse=True) == [3, 2, 1]
+    with pytest.raises(ZeroDivisionError):
+        await admission.run("read", divmod, 1, 0)
+
+
+def test_bytes_are_counted_over_all_requests_and_released() -> None:
+    counts = Counts()
+    admission = Admission(limits(max_held_bytes=1000, max_body_bytes=400, workers=2), counts)
+    with admission.hold_bytes() as first, admission.hold_bytes() as second:
+        first(500)
+        second(300)
+        with pytest.raises(Overloaded, match=r"Other requests hold 500 bytes already\.") as refused:
+            second(1)
+        assert refused.value.close, "the rest of the body is not read"
+    with admission.hold_bytes() as alone:
+        alone(800)
+    assert counts.refusals == {"bytes": 1}
+
+
+@pytest.mark.anyio
+async def test_photos_are_fetched_by_a_few_at_once() -> None:
+    counts, released = Counts(), asyncio.Event()
+    admission = Admission(limits(max_fetches=2, max_waiting=1), counts)
+    running = 0
+
+    async def fetch() -> None:
+        nonlocal running
+        async with admission.fetch_place():
+            running += 1
+            await released.wait()
+
+    tasks = [asyncio.create_task(fetch()) for _ in range(5)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (running, counts.refusals) == (2, {"fetch": 2})
+    released.set()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [type(None)] * 3 + [Overloaded] * 2
+
+
+def test_a_long_queue_of_photos_is_refused_with_the_time_that_it_takes() -> None:
+    counts = Counts()
+    admission = Admission(limits(max_waiting=10), counts)
+    admission.check_queue(9, 0.5)
+    with pytest.raises(Overloaded, match="10 photos to embed are waiting") as refused:
+        admission.check_queue(10, 0.5)
+    assert refused.value.retry_after == 5
+    with pytest.raises(Overloaded) as refused:
+        admission.check_queue(10, 0.001)
+    assert (refused.value.retry_after, counts.refusals) == (1, {"embed": 2})
+
+
+def test_listings_wait_for_each_other_and_searches_do_not_wait_for_them(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(settings.model_copy(update={"max_waiting": 2})) as client, ThreadPoolExecutor(8) as threads:
+        blocker = block_gallery(settings, monkeypatch, "scan")
+        try:
+            lists = [threads.submit(client.get, "/v1/items") for _ in range(8)]
+            assert blocker.started.acquire(timeout=60)
+            assert client.post("/v1/search", files=PHOTO).status_code == 200
+            refused = 0
+            while refused < 5:  # one runs and two wait
+                refused = sum(one.done() and one.result().status_code == 503 for one in lists)
+        finally:
+            blocker.released.set()
+        answers = [one.result() for one in lists]
+    assert sorted(answer.status_code for answer in answers) == [200] * 3 + [503] * 5
+    problem(next(answer for answer in answers if answer.status_code == 503), 503, "overloaded")
+
+
+def test_writes_that_wait_for_the_store_stop_neither_searches_nor_reads(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(settings.model_copy(update={"max_writes": 6})) as client, ThreadPoolExecutor(12) as threads:
+        blocker = block_gallery(settings, monkeypatch, "upsert")
+        try:
+            writes = [threads.submit(client.patch, "/v1/items/ball-red", json={}) for _ in range(12)]
+            refused = 0
+            while refused < 6:
+                refused = sum(one.done() and one.result().status_code == 503 for one in writes)
+            for _ in range(10):
+                assert client.post("/v1/search", files=PHOTO).status_code == 200
+                assert client.post("/v1/search", json={"item_id": "ball-red"}).status_code == 200
+                assert client.get("/v1/items/ball-red").status_code == 200
+            assert client.get("/v1/jobs").status_code == client.get("/readyz").status_code == 200
+            assert 'lookalike_refused_total{reason="write"} 6.0' in client.get("/metrics").text
+        finally:
+            blocker.released.set()
+        assert sorted(one.result().status_code for one in writes) == [200] * 6 + [503] * 6

@@ -1,0 +1,108 @@
+"""The search pipeline: a photo is answered although the bundle is replaced or its client leaves."""
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service import photos
+from service.settings import Settings
+from service.url_fetcher import Fetcher
+from tests.service.conftest import problem, serving
+from tests.service.support import Blocker, connect, search_head
+from tests.support.tiny_bundle import make_tiny_bundle
+from tests.support.tiny_gallery import index_source, tiny_photo, write_tiny_source
+
+PHOTO = tiny_photo(2, 5)
+
+
+def test_a_photo_that_is_decoded_while_the_bundle_is_replaced_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, other = make_tiny_bundle(tmp_path / "one"), make_tiny_bundle(tmp_path / "two", grid=2)
+    source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
+    index_source(source, gallery=gallery, bundle=bundle)
+    with serving(Settings(gallery=gallery, threads=1)) as client:
+        decode = photos.decode_query
+
+        def replace_and_decode(*arguments: Any) -> Any:
+            monkeypatch.setattr(photos, "decode_query", decode)
+            second = index_source(source, gallery=gallery, bundle=other)
+            deadline = time.monotonic() + 20
+            while client.get("/v1/status").json()["bundle"]["id"] != second.bundle_id:
+                client.get("/readyz")
+                assert time.monotonic() < deadline, "the service must follow within seconds"
+            return decode(*arguments)
+
+        monkeypatch.setattr(photos, "decode_query", replace_and_decode)
+        answer = client.post("/v1/search?top=1", files={"image": tiny_photo(2, 5)})
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["items"][0]["id"] == "ball-blue"
+
+
+def test_a_client_that_leaves_frees_its_place_only_when_its_photo_is_decoded(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocker, decode = Blocker(), photos.decode_query
+
+    def wait_and_decode(*args: Any) -> Any:
+        monkeypatch.setattr(photos, "decode_query", decode)
+        blocker()
+        return decode(*args)
+
+    monkeypatch.setattr(photos, "decode_query", wait_and_decode)
+    with serving(settings.model_copy(update={"max_requests": 1})) as client:
+        try:
+            with connect(client) as leaver:
+                leaver.sendall(search_head(len(PHOTO)) + PHOTO)
+                assert blocker.started.acquire(timeout=60)
+                leaver.shutdown(socket.SHUT_WR)
+                assert leaver.recv(1) == b""  # the service has noticed
+            client.get("/healthz")
+            refused = problem(client.post("/v1/search", files={"image": PHOTO}), 503, "overloaded")
+            assert refused["detail"] == "1 searches are running already."
+        finally:
+            blocker.released.set()
+        while client.post("/v1/search", files={"image": PHOTO}).status_code != 200:
+            pass
+        metrics = client.get("/metrics").text
+    assert 'lookalike_requests_total{method="POST",route="/v1/search",status="499"} 1.0' in metrics
+
+
+def test_photos_of_slow_hosts_keep_no_other_search_from_working(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetching, released = threading.Semaphore(0), threading.Event()
+
+    async def fetch_slowly(self: Fetcher, url: str) -> bytes:
+        import anyio.to_thread
+
+        fetching.release()
+        assert await anyio.to_thread.run_sync(released.wait, 60)
+        return PHOTO
+
+    monkeypatch.setattr(Fetcher, "fetch", fetch_slowly)
+    few = {"url_hosts": ["cdn.example.com"], "max_requests": 2, "max_fetches": 3, "max_waiting": 2}
+    with serving(settings.model_copy(update=few)) as client, ThreadPoolExecutor(8) as threads:
+        try:
+            body = {"image_url": "https://cdn.example.com/1.jpg", "top": 1}
+            slow = [threads.submit(client.post, "/v1/search", json=body) for _ in range(8)]
+            for _ in range(3):
+                assert fetching.acquire(timeout=60)
+            for _ in range(5):
+                assert client.post("/v1/search", files={"image": PHOTO}).status_code == 200
+            refused: list[httpx.Response] = []
+            while len(refused) < 3:  # three are fetched and two wait
+                refused = [one.result() for one in slow if one.done()]
+        finally:
+            released.set()
+        assert {problem(one, 503, "overloaded")["detail"] for one in refused} == {
+            "2 photos to fetch are waiting already."
+        }
+        statuses = [one.result().status_code for one in slow]
+        assert statuses.count(200) >= 2 and set(statuses) == {200, 503}
