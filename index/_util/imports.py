@@ -1,31 +1,35 @@
-"""The two engines that an extra brings, imported late so that a missing one is told in one line."""
+"""Optional dependencies, imported late so that a missing one is reported in one line with the command to install it."""
 
+from importlib import import_module
 from typing import Any
 
 from index.errors import LookalikeError
 
-_REMEDY = 'Install one of the engine extras: pip install "lookalike[cpu]" (or "lookalike[gpu]").'
+
+class DependencyMissing(LookalikeError):
+    """An optional package that the requested function needs is not installed."""
+
+    kind = "dependency-missing"
 
 
-class EngineMissing(LookalikeError):
-    """Neither of the extras `cpu` and `gpu` is installed."""
-
-    kind = "engine-missing"
+def require(module: str, extra: str) -> Any:
+    """Imports an optional module, or raises an error that names the extra of Lookalike to install."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise DependencyMissing(f"{module} cannot be imported ({error}).", _install_command(extra)) from None
 
 
 def onnxruntime() -> Any:
-    """ONNX Runtime, for the CPU or the GPU, whichever is installed."""
-    try:
-        import onnxruntime as runtime
-    except ImportError as error:
-        raise EngineMissing(f"ONNX Runtime cannot be imported ({error}).", _REMEDY) from None
-    return runtime
+    """Returns ONNX Runtime, for the CPU or the GPU, whichever is installed."""
+    return require("onnxruntime", "cpu")
 
 
 def faiss() -> Any:
-    """FAISS, for the CPU or the GPU, whichever is installed."""
-    try:
-        import faiss as library
-    except ImportError as error:
-        raise EngineMissing(f"FAISS cannot be imported ({error}).", _REMEDY) from None
-    return library
+    """Returns FAISS, for the CPU or the GPU, whichever is installed."""
+    return require("faiss", "cpu")
+
+
+def _install_command(extra: str) -> str:
+    alternative = ', or "lookalike[gpu]" for an NVIDIA GPU' if extra == "cpu" else ""
+    return f'Run: pip install "lookalike[{extra}]"{alternative}'
