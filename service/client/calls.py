@@ -18,7 +18,8 @@ from index.gallery.types import Attribute
 from service.problems import Problem
 from service.requests import Include
 from service.schemas.items import FacetsAnswer, ItemAnswer, ItemsAnswer
-from service.schemas.search import BatchAnswer, JobsAnswer, JobStatus, SearchAnswer, Status
+from service.schemas.jobs import JobsAnswer, JobStatus
+from service.schemas.search import BatchAnswer, SearchAnswer, Status
 
 Answer = TypeVar("Answer")
 Shape = TypeVar("Shape", bound=BaseModel)

@@ -16,7 +16,7 @@ from index.gallery.jobs import State
 from service.auth.api_keys import KeyRing
 from service.client import AsyncClient, Client, PhotoSearch, ServiceError, ServiceUnreachable, calls
 from service.routes import jobs
-from service.schemas.search import JobStatus
+from service.schemas.jobs import JobStatus
 from service.settings import Settings
 from tests.service.conftest import serving
 from tests.support.tiny_bundle import make_tiny_bundle
