@@ -28,8 +28,8 @@ from index._util.imports import faiss
 from index.embedding.bundle import Bundle
 from index.embedding.embedder import Embedder
 from index.embedding.images import decode, load_pixels
+from index.ingest.options import ReindexOptions
 from index.ingest.pipeline import run_reindex
-from index.ingest.sources import Source
 from training.backbones import EmbeddingModel
 from training.config import TrainingConfig
 from training.data import shop_data
@@ -77,8 +77,14 @@ def prepare(folder: Path) -> tuple[Bundle, Path, list[bytes]]:
     model = EmbeddingModel(config.backbone, input_size=config.preprocessing.input_size).eval()
     data = shop_data(shop)
     bundle = export_run(untrained_run(folder / "run", config, model), folder / "bundle", data.test[:8])
-    source = Source([shop / "catalogue.csv"])
-    run_reindex(source, gallery=folder / "gallery", bundle=bundle, rejects_file=folder / "rejects.csv")
+    run_reindex(
+        ReindexOptions(
+            source=[str(shop / "catalogue.csv")],
+            gallery=str(folder / "gallery"),
+            bundle=bundle.directory,
+            rejects=folder / "rejects.csv",
+        )
+    )
     files = [photo.path for photo in (*data.train, *data.test)][:32]
     return bundle, folder / "gallery", [enlarged(file, number) for number, file in enumerate(files)]
 

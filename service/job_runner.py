@@ -1,90 +1,117 @@
-"""Re-indexing jobs as processes of their own: the service starts them, and from then on they do not need it.
+"""Starts re-indexing jobs as separate processes, and follows them.
 
-A job embeds for hours and may use all the memory it likes without a search feeling it. It is left alone when the
-service ends: it goes on, and whoever looks next, the next service or `lookalike jobs`, finds it in the history.
+A job embeds for hours and may use much memory without slowing searches down. It continues when the service ends; the
+next service and `lookalike jobs` find it in the gallery's history.
 """
 
 import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from index._util.system import exclusive_lock
 from index.embedding.bundle import Bundle
-from index.errors import LookalikeError
-from index.gallery.jobs import Job, opened_jobs
+from index.gallery.jobs import Job, JobHistory
+from index.ingest.options import CommonOptions, ReindexOptions
+from index.jobs import JobRecord
+from service.problems import INVALID, ProblemError
+from service.schemas.jobs import JobBody
+from service.state import ServiceState
 
 log = logging.getLogger(__name__)
 
-JOBS = "jobs"
-"""The folder of the gallery with the output and the rejects of each job."""
-_LOOKED_AT = 100
-"""Jobs among which the running one is looked for."""
+Value = TypeVar("Value")
+
 _TAIL_BYTES = 4096
 
 
-class JobRunning(LookalikeError):
-    """A second job would write the same gallery at once."""
-
-    kind = "job-running"
-
-    def __init__(self, job_id: int) -> None:
-        super().__init__(f"Job {job_id} is running.", "Wait until it has ended, or cancel it.")
-        self.job_id = job_id
+def read_job(state: ServiceState, job_id: int) -> JobRecord:
+    """Returns the current record of a job."""
+    return state.gallery.jobs.get(job_id)
 
 
-def start_job(gallery: Path, address: str, bundle: Bundle, options: Sequence[str]) -> int:
-    """Starts `lookalike reindex` and answers the job's id; refused while another job of the gallery runs."""
-    folder = gallery / JOBS
-    folder.mkdir(exist_ok=True)
-    with opened_jobs(gallery) as history:
-        with exclusive_lock(folder):  # or two would find none running, and begin one each
-            running = [record.id for record in history.newest(_LOOKED_AT) if record.state == "running"]
-            if running:
-                raise JobRunning(running[0])
-            job = history.begin(address, bundle.id)
-        job_id = job.record.id
-        process = _begun(job, folder, [*options, "--gallery", str(gallery), "--bundle", str(bundle.directory)], address)
-    log.info("job %s re-indexes %s in process %s", job_id, address, process.pid)
+def list_jobs(state: ServiceState, count: int) -> list[JobRecord]:
+    """Returns the newest jobs, whoever started them, newest first."""
+    return state.gallery.jobs.newest(count)
+
+
+def cancel_job(state: ServiceState, job_id: int) -> JobRecord:
+    """Asks a job to stop after its current batch."""
+    return state.gallery.jobs.cancel(job_id)
+
+
+def start_job(state: ServiceState, body: JobBody) -> JobRecord:
+    """Starts `lookalike reindex` in a process of its own; raises JobRunning while another job of the gallery runs."""
+    settings = state.settings
+    source = _look_up(settings.sources, body.source, "source")
+    queries = None if body.queries is None else _look_up(settings.sources, body.queries, "queries")
+    bundle = _find_bundle(state, body.bundle)
+    history = state.gallery.jobs
+    history.folder.mkdir(exist_ok=True)
+    job = history.begin(source, bundle.id, exclusive=True)
+    common = {**body.model_dump(include=set(CommonOptions.model_fields)), "queries": queries}
+    options = ReindexOptions(
+        source=[source],
+        gallery=state.gallery.address,
+        bundle=bundle.directory,
+        rejects=history.folder / f"{job.record.id}.rejects.csv",
+        **common,
+    )
+    process = _start_process(job, history.folder, options)
+    log.info("job %s re-indexes %s in process %s", job.record.id, source, process.pid)
     # A daemon: it must not keep the service from ending.
-    threading.Thread(target=_watch, args=(gallery, job_id, process), name=f"job-{job_id}", daemon=True).start()
-    return job_id
+    name = f"job-{job.record.id}"
+    threading.Thread(target=_watch, args=(history, job.record.id, process), name=name, daemon=True).start()
+    return job.record
 
 
-def _begun(job: Job, folder: Path, options: list[str], address: str) -> "subprocess.Popen[bytes]":
+def _look_up(known: dict[str, Value], name: str, field: str) -> Value:
+    """Returns the value that the operator's settings give a name: a request never brings a path of its own."""
+    if name not in known:
+        raise ProblemError(
+            INVALID,
+            f"{field}: {name[:80]!r} is not in the settings.",
+            f"Use one of: {', '.join(sorted(known))}." if known else "Ask the operator to name some in the settings.",
+        )
+    return known[name]
+
+
+def _find_bundle(state: ServiceState, name: str | None) -> Bundle:
+    """Returns the bundle of a name, or the gallery's copy of the active one."""
+    if name is not None:
+        return Bundle.load(_look_up(state.settings.bundles, name, "bundle"))
+    active = state.gallery.active_bundle()
+    return state.active_model.current().bundle if active is None else state.gallery.kept_bundle(active)
+
+
+def _start_process(job: Job, folder: Path, options: ReindexOptions) -> "subprocess.Popen[bytes]":
     job_id = job.record.id
-    own = ["--job", str(job_id), "--rejects", str(folder / f"{job_id}.rejects.csv")]
-    command = [sys.executable, "-P", "-m", "lookalike", "reindex", *options, *own, "--", address]
+    file = folder / f"{job_id}.options.json"
+    command = [sys.executable, "-P", "-m", "lookalike", "reindex", "--options", str(file), "--job", str(job_id)]
     try:
+        file.write_text(options.model_dump_json(indent=2), encoding="utf-8")
         with _log_file(folder, job_id).open("wb") as output:
-            # A session of its own: the Ctrl-C that ends the service is not meant for it.
+            # A session of its own: the Ctrl-C that stops the service must not reach the job.
             return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
             )
     except OSError as error:
         job.update(state="failed", message=f"It could not be started: {error}.")
         raise
 
 
-def _watch(gallery: Path, job_id: int, process: "subprocess.Popen[bytes]") -> None:
-    """Waits for the process, and notes the end that it did not live to note itself."""
+def _watch(history: JobHistory, job_id: int, process: "subprocess.Popen[bytes]") -> None:
+    """Waits for the process, and records the end of one that died before it could do so itself."""
     code = process.wait()
-    with opened_jobs(gallery) as history:
-        if history.get(job_id).state not in ("running", "interrupted"):
-            return
-        if code < 0:
-            state, message = "interrupted", f"Its process was killed by signal {-code}; run it again."
-        else:
-            told = _last_line(_log_file(gallery / JOBS, job_id))
-            state, message = "failed", told or f"Its process ended with code {code}."
-        history.adopt(job_id).update(state=state, message=message)
-    log.error("job %s is %s: %s", job_id, state, message)
+    if history.get(job_id).state not in ("running", "interrupted"):
+        return
+    if code < 0:
+        end, message = "interrupted", f"Its process was killed by signal {-code}; run it again."
+    else:
+        end, message = "failed", _last_line(_log_file(history.folder, job_id)) or f"Its process ended with code {code}."
+    history.adopt(job_id).update(state=end, message=message)
+    log.error("job %s is %s: %s", job_id, end, message)
 
 
 def _log_file(folder: Path, job_id: int) -> Path:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from index._util.files import atomic_write
 from index.embedding.bundle import Bundle
-from index.gallery.jobs import JobRecord
+from index.ingest.options import ReindexOptions
 from index.ingest.pipeline import run_reindex
-from index.ingest.sources import Source
+from index.jobs import JobRecord
 from training.callbacks import Callback, Progress
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
@@ -82,13 +82,13 @@ class Demo:
             writer.writeheader()
             photos = [photo for photo in read_shop(self.shop) if photo.role == "gallery"]
             writer.writerows(photo._asdict() for photo in photos)
-        return run_reindex(
-            Source([table]),
-            gallery=self.gallery,
-            bundle=bundle,
-            rejects_file=self.directory / "rejects.csv",
-            on_progress=lambda record: on_progress(record.done, record.total),
+        options = ReindexOptions(
+            source=[str(table)],
+            gallery=str(self.gallery),
+            bundle=bundle.directory,
+            rejects=self.directory / "rejects.csv",
         )
+        return run_reindex(options, on_progress=lambda record: on_progress(record.done, record.total))
 
     def _write_examples(self, photos: list[ShopPhoto]) -> None:
         """Copies one query photo of an unseen product of each family."""

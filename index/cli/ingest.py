@@ -1,112 +1,76 @@
-"""The verbs of index: `reindex`, `jobs` and `search`."""
+"""The commands `reindex`, `jobs` and `search`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 
-GalleryOption = Annotated[Path, typer.Option(help="Folder of the gallery.")]
-BundleOption = Annotated[Path, typer.Option(help="Folder of the exported model.")]
+from index.ingest.options import ReindexOptions
+
+_STORED = TypeAdapter(dict[str, Any])
+GalleryOption = Annotated[str, typer.Option(help=ReindexOptions.model_fields["gallery"].description)]
+
+
+def _option(name: str, *declarations: str, **settings: Any) -> Any:
+    """Returns the command line option of a field of ReindexOptions, with its description, bounds and default."""
+    field = ReindexOptions.model_fields[name]
+    bounds = {
+        bound: getattr(rule, attribute)
+        for rule in field.metadata
+        for bound, attribute in (("min", "ge"), ("max", "le"))
+        if hasattr(rule, attribute)
+    }
+    if field.default and not field.is_required():
+        settings["show_default"] = str(field.default)
+    return typer.Option(*declarations, help=field.description, **bounds, **settings)
 
 
 def reindex(
+    context: typer.Context,
     source: Annotated[
-        list[str],
-        typer.Argument(
-            help="Tables (CSV, JSON lines, Parquet: item_id, image, ...), or folders of one folder an item; paths, "
-            "quoted patterns, s3:// and https:// addresses."
-        ),
-    ],
-    gallery: GalleryOption,
-    bundle: BundleOption,
-    column: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=COLUMN", help="A column of another name: item_id=sku.")
+        list[str] | None, typer.Argument(help=ReindexOptions.model_fields["source"].description, show_default=False)
     ] = None,
-    attributes: Annotated[
-        str | None, typer.Option(help="Columns to keep as attributes, with commas; else all.")
+    gallery: Annotated[str | None, _option("gallery")] = None,
+    bundle: Annotated[str | None, _option("bundle")] = None,
+    columns: Annotated[list[str] | None, _option("columns", "--column", metavar="NAME=COLUMN")] = None,
+    attributes: Annotated[str | None, _option("attributes")] = None,
+    images: Annotated[str | None, _option("images")] = None,
+    rejects: Annotated[str | None, _option("rejects")] = None,
+    max_rejects: Annotated[float | None, _option("max_rejects")] = None,
+    delete_missing: Annotated[bool, _option("delete_missing", "--delete-missing")] = False,
+    max_delete: Annotated[float | None, _option("max_delete")] = None,
+    queries: Annotated[str | None, _option("queries")] = None,
+    expect_recall: Annotated[float | None, _option("expect_recall")] = None,
+    allow_slow_index: Annotated[bool, _option("allow_slow_index", "--allow-slow-index")] = False,
+    ray: Annotated[str | None, _option("ray", metavar="ADDRESS")] = None,
+    options_file: Annotated[
+        Path | None,
+        typer.Option("--options", metavar="FILE", help="JSON file with these options; the command line overrides it."),
     ] = None,
-    images: Annotated[
-        str | None, typer.Option(help="Where image paths begin; the table's own folder unless told.")
-    ] = None,
-    rejects: Annotated[Path, typer.Option(help="Where to write the photos that could not be used.")] = Path(
-        "rejects.csv"
+    as_json: Annotated[bool, typer.Option("--json", help="Print progress as JSON lines on standard output.")] = False,
+    job: Annotated[int | None, typer.Option(help="Id of a job record that was created for this run.", hidden=True)] = (
+        None
     ),
-    max_rejects: Annotated[
-        float, typer.Option(help="Share of rejected photos beyond which it fails.", min=0, max=1)
-    ] = 1.0,
-    delete_missing: Annotated[
-        bool, typer.Option("--delete-missing", help="Remove the items and images that left the source.")
-    ] = False,
-    max_delete: Annotated[
-        float, typer.Option(help="Share of the images beyond which nothing is deleted.", min=0, max=1)
-    ] = 0.2,
-    expect_recall: Annotated[
-        float | None, typer.Option(help="Recall@1 of --queries below which it does not go live.", min=0, max=1)
-    ] = None,
-    queries: Annotated[
-        str | None, typer.Option(help="Labelled photos (a source of its own) to test the result with.")
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Delete, and go live, beyond the shares and below the recall.")
-    ] = False,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Embed on a Ray cluster: host:port, ray://host:port, auto, or local for one on this machine.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Progress as JSON lines on standard output.")] = False,
-    job: Annotated[int | None, typer.Option(help="A job that was begun for this run.", hidden=True)] = None,
 ) -> None:
     """Index a catalogue's photos and make them searchable; unchanged photos are not embedded again.
 
-    Killed or stopped with Ctrl-C, the same command goes on where it was. With another bundle the new vectors are
-    written beside the live ones, tested, and only then go live.
+    After a kill or Ctrl-C, the same command continues where it stopped. Vectors of another bundle are written
+    alongside the active ones and tested before the bundle is activated.
 
     Example: lookalike reindex catalogue.csv --gallery gallery --bundle bundle --delete-missing
 
-    Exit code 3 means done, but with photos that could not be used; 1 that nothing went live; 130 stopped.
+    Exit code 3: success, but some photos were rejected; 1: failed, no bundle was activated; 130: stopped.
     """
-    from index.cli.job_progress import stoppable, telling
-    from index.embedding.bundle import Bundle
-    from index.errors import LookalikeError
-    from index.ingest.pipeline import Cancelled, Rules, run_reindex
-    from index.ingest.ray_workers import RayWorkers
-    from index.ingest.sources import Source
-    from index.ingest.workers import LocalWorkers
+    from index.cli.progress import job_progress, stop_on_signal
+    from index.ingest.pipeline import Cancelled, run_reindex
 
-    if (expect_recall is None) != (queries is None):
-        raise LookalikeError("--expect-recall and --queries belong together.", "Give both or neither.")
-    wanted = Source(
-        source,
-        columns=_mapping(column or []),
-        attributes=attributes.split(",") if attributes else None,
-        images=images,
-    )
-    rules = Rules(
-        delete_missing=delete_missing,
-        most_deleted=max_delete,
-        force=force,
-        most_rejected=max_rejects,
-        queries=Source([queries]) if queries else None,
-        expected_recall=expect_recall or 0.0,
-    )
+    options = _read_options(context.params, options_file)
     try:
-        with telling(as_json=as_json) as on_progress, stoppable() as on_start:
-            record = run_reindex(
-                wanted,
-                gallery=gallery,
-                bundle=Bundle.load(bundle),
-                rejects_file=rejects,
-                rules=rules,
-                hire=LocalWorkers if ray is None else lambda source, bundle: RayWorkers(ray, bundle),
-                job_id=job,
-                on_start=on_start,
-                on_progress=on_progress,
-            )
-    except Cancelled as end:
-        typer.echo(f"lookalike: {end}", err=True)
+        with job_progress(as_json=as_json) as on_progress, stop_on_signal() as on_start:
+            record = run_reindex(options, job_id=job, on_start=on_start, on_progress=on_progress)
+    except Cancelled as error:
+        typer.echo(f"lookalike: {error}", err=True)
         raise typer.Exit(130) from None
     if not as_json:
         typer.echo(
@@ -116,53 +80,64 @@ def reindex(
         if record.message:
             typer.echo(record.message)
     if record.rejected:
-        typer.echo(f"The rejected photos and reasons are in {rejects}.", err=True)
+        typer.echo(f"The rejected photos and the reasons are in {options.rejects}.", err=True)
         raise typer.Exit(3)
 
 
-def _mapping(columns: list[str]) -> dict[str, str]:
+def _read_options(given: dict[str, Any], file: Path | None) -> ReindexOptions:
+    """Merges the options of a file with those given on the command line; all others have their defaults."""
     from index.errors import LookalikeError
 
-    pairs = [column.partition("=") for column in columns]
-    for given, (name, equals, column) in zip(columns, pairs, strict=True):
-        if not (name and equals and column):
-            raise LookalikeError(f"--column {given} names no column.", "Write it as NAME=COLUMN, such as item_id=sku.")
-    return {name: column for name, _, column in pairs}
+    values = {name: given[name] for name in ReindexOptions.model_fields if _is_given(given[name])}
+    try:
+        stored = _STORED.validate_json(file.read_bytes()) if file else {}
+        return ReindexOptions.model_validate({**stored, **values})
+    except OSError as error:
+        raise LookalikeError(f"Cannot read the options in {file}: {error.strerror}.", "Check the path.") from None
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".lstrip(": ") for fault in error.errors()]
+        raise typer.BadParameter("; ".join(problems)) from None
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and value is not False and value not in ([], ())
 
 
 def jobs(
     gallery: GalleryOption,
-    cancel: Annotated[int | None, typer.Option(help="Stop the running job of this number.")] = None,
-    count: Annotated[int, typer.Option(help="How many to list, the newest first.", min=1)] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs, one a line.")] = False,
+    cancel: Annotated[int | None, typer.Option(help="Stop the running job with this id.")] = None,
+    count: Annotated[int, typer.Option(help="Number of jobs to list, newest first.", min=1)] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """List the re-indexing jobs of a gallery, or stop one.
 
     Example: lookalike jobs --gallery gallery
     """
-    from index.cli.job_progress import line_of
+    from index.cli.progress import format_job
     from index.gallery import check_gallery
     from index.gallery.jobs import opened_jobs
 
-    check_gallery(gallery)
-    with opened_jobs(gallery) as log:
+    check_gallery(Path(gallery))
+    with opened_jobs(Path(gallery)) as history:
         if cancel is not None:
-            log.cancel(cancel)
-            typer.echo(f"Job {cancel} ends after the batch that it is at.")
+            history.cancel(cancel)
+            typer.echo(f"Job {cancel} stops after its current batch.")
             return
-        for record in log.newest(count):
-            typer.echo(record.model_dump_json() if as_json else line_of(record))
+        for record in history.newest(count):
+            typer.echo(record.model_dump_json() if as_json else format_job(record))
 
 
 def search(
-    photo: Annotated[Path, typer.Argument(help="The photo to search with.")],
+    photo: Annotated[Path, typer.Argument(help="Photo to search with.")],
     gallery: GalleryOption,
-    bundle: BundleOption,
-    top: Annotated[int, typer.Option(help="How many items to show.", min=1, max=1000)] = 5,
+    bundle: Annotated[
+        Path | None, typer.Option(help="Folder of the exported model. Default: the gallery's active bundle.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="Number of items to show.", min=1, max=1000)] = 5,
 ) -> None:
     """Find the products that look like a photo.
 
-    Example: lookalike search photo.jpg --gallery gallery --bundle bundle --top 3
+    Example: lookalike search photo.jpg --gallery gallery --top 3
     """
     from index.embedding.bundle import Bundle
     from index.embedding.embedder import Embedder
@@ -172,9 +147,12 @@ def search(
 
     if not photo.is_file():
         raise LookalikeError(f"No photo at {photo}.", "Check the path.")
-    model = Bundle.load(bundle)
     opened = open_gallery(gallery)
     try:
+        active = opened.live_bundle()
+        if active is None:
+            raise LookalikeError(f"The gallery {gallery} is empty.", "Index a catalogue with `lookalike reindex`.")
+        model = Bundle.load(bundle) if bundle else opened.kept_bundle(active)
         pixels = load_pixels(read_file(photo), model.preprocessing)
         found = opened.search(Embedder(model).embed(pixels[None]), bundle_id=model.id, top=top)
         for hit in found.hits[0]:

@@ -1,26 +1,28 @@
-"""A progress bar for long work, the same for every verb."""
+"""How commands show long work: a progress bar, JSON lines, and a clean stop on Ctrl-C."""
 
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
+from types import FrameType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from index.gallery.jobs import Job
+    from index.jobs import JobRecord
 
 console = Console(stderr=True)
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[..., None]]:
-    """Yields a function of (done, total) and maybe a new title.
+    """Yields a function that updates a progress bar: (done, total), and optionally a new title.
 
-    The bar goes to standard error, so that output stays clean, and only if that is a terminal.
+    The bar is drawn on standard error, and only if that is a terminal.
     """
     columns = (
         TextColumn("{task.description}"),
@@ -32,7 +34,63 @@ def progress_bar(title: str) -> Iterator[Callable[..., None]]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=None)
 
-        def update(done: int, total: int, now: str = title) -> None:
-            progress.update(task, completed=done, total=total, description=now)
+        def update(done: int, total: int, current: str = title) -> None:
+            progress.update(task, completed=done, total=total, description=current)
 
         yield update
+
+
+@contextmanager
+def job_progress(*, as_json: bool) -> Iterator[Callable[["JobRecord"], None]]:
+    """Yields a progress callback for a job: it prints JSON lines on standard output, or updates a progress bar."""
+    if as_json:
+        yield lambda record: print(record.model_dump_json(), flush=True)
+        return
+    with progress_bar("Checking the source") as update:
+
+        def show(record: "JobRecord") -> None:
+            rejected = f", {record.rejected} rejected" if record.rejected else ""
+            rate = f", {record.rate:.0f}/s" if record.done else ""
+            update(record.done, record.total, f"{record.stage.capitalize()}{rate}{rejected}")
+
+        yield show
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Callable[["Job"], None]]:
+    """Yields a function that registers a job to be stopped by SIGINT and SIGTERM.
+
+    The first signal ends the job after its batch, a second one immediately.
+    """
+    job: Job | None = None
+    signals = (signal.SIGINT, signal.SIGTERM)
+    previous = {number: signal.getsignal(number) for number in signals}
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if job is None or job.told_to_stop:
+            raise KeyboardInterrupt
+        print("\nFinishing the current batch; interrupt again to stop immediately.", file=sys.stderr)
+        job.stop()
+
+    def register(started: "Job") -> None:
+        nonlocal job
+        job = started
+
+    for number in signals:
+        signal.signal(number, stop)
+    try:
+        yield register
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def format_job(record: "JobRecord") -> str:
+    """Returns a job as one line of the history."""
+    started = datetime.fromtimestamp(record.started).isoformat(" ", "seconds")
+    counts = (
+        f"{record.done} of {record.total} images: {record.embedded} embedded, {record.unchanged} unchanged, "
+        f"{record.rejected} rejected, {record.deleted} deleted"
+    )
+    left = f", about {record.seconds_left:.0f} s left" if record.seconds_left is not None else ""
+    return f"{record.id:>4}  {started}  {record.state:<11} {record.source}: {counts}{left}  {record.message}".rstrip()

@@ -1,10 +1,10 @@
-"""Re-indexing: a source into a gallery, embedding only what is new, and making a new model live without a gap."""
+"""Re-indexing: writes a source into a gallery, embeds only what is new, and activates a new bundle without a gap."""
 
 import csv
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import lru_cache
+from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -17,338 +17,315 @@ from index.embedding.embedder import Embedder
 from index.embedding.images import ImageError, load_pixels
 from index.errors import LookalikeError
 from index.gallery import Gallery, open_gallery
-from index.gallery.jobs import Job
+from index.gallery.jobs import Job, opened_jobs
 from index.gallery.types import Item, NewImage
-from index.jobs import JobRecord
-from index.ingest.seen_images import Again, Seen
+from index.ingest.embedding_plan import EmbeddingPlan, Outcome, PlannedChunk, Reject
+from index.ingest.options import ReindexOptions
+from index.ingest.ray_workers import RayWorkers
 from index.ingest.sources import Source, SourceImage
-from index.ingest.workers import LocalWorkers, Outcome, Reject, Workers
+from index.ingest.workers import LocalWorkers, Workers
+from index.jobs import JobRecord
 
-_CHUNK = 128
-"""Images of one transaction: large enough to fill batches, small enough to hold in memory and to lose to a kill."""
-_KNOWN_ITEMS = 1024
-"""Items whose photos' digests are remembered."""
-_QUERIES = 64
+Progress = Callable[[JobRecord], None]
+"""Progress callback of a job: receives its record whenever it has changed."""
 
 
-class Rules(NamedTuple):
-    """What a job may do, and when it must fail instead."""
+class PipelineSettings(NamedTuple):
+    """Sizes that trade memory for speed."""
 
-    delete_missing: bool = False
-    """Removes the items and images that the source no longer names."""
-    most_deleted: float = 0.2
-    """Share of the gallery's images beyond which nothing is deleted, and no bundle without them goes live."""
-    force: bool = False
-    """Goes beyond that share, and below the recall that was aimed at."""
-    most_rejected: float = 1.0
-    """Share of the source's images beyond which the job fails."""
-    queries: Source | None = None
-    """Photos with the item that a search must answer first, to test a bundle with before it goes live."""
-    expected_recall: float = 0.0
+    chunk_size: int = 128
+    """Images per transaction: enough to fill batches, few enough to hold in memory and to lose when killed."""
+    scan_size: int = 1024
+    """Items that are read from the gallery at a time, and whose digests are cached."""
+    query_batch: int = 64
+    """Labelled queries that are embedded and searched at a time."""
 
 
-PLAIN = Rules()
+DEFAULT_SETTINGS = PipelineSettings()
 
 
 class ReindexError(LookalikeError):
-    """A job that must not go on; all that it wrote stays, and nothing went live."""
+    """A job that failed one of its checks. What it wrote is kept; no bundle was activated."""
 
     kind = "reindex"
 
 
 class Cancelled(LookalikeError):
-    """The job was asked to end."""
+    """The job was cancelled."""
 
     kind = "cancelled"
 
     def __init__(self) -> None:
         super().__init__(
-            "The job was stopped; what it embedded is kept.", "Run the same command again: it goes on where it was."
+            "The job was stopped; what it embedded is kept.", "Run the same command again: it continues from there."
         )
 
 
 def run_reindex(
-    source: Source,
+    options: ReindexOptions,
     *,
-    gallery: str | Path,
-    bundle: Bundle,
-    rejects_file: Path,
-    rules: Rules = PLAIN,
-    hire: Callable[[Source, Bundle], Workers] = LocalWorkers,
     job_id: int | None = None,
     on_start: Callable[[Job], None] = lambda job: None,
-    on_progress: Callable[[JobRecord], None] = lambda record: None,
+    on_progress: Progress = lambda record: None,
+    settings: PipelineSettings = DEFAULT_SETTINGS,
 ) -> JobRecord:
-    """A whole job: opens the gallery, keeps the job's record, and closes all at the end.
+    """Runs a job from start to end: opens the gallery, keeps the job's record, starts the workers, and closes them all.
 
-    `hire` finds who reads and embeds; this process alone writes. `job_id` names a record that was begun for this job;
-    `on_start` is handed the job, to stop it.
+    `job_id` is a record that another process created for this job. `on_start` receives the job, to be able to stop it.
     """
-    opened = open_gallery(gallery, create=True)
+    source, bundle = _open_source(options), Bundle.load(options.bundle)
+    gallery = open_gallery(options.gallery, create=True)
     try:
-        job = opened.jobs.begin(source.name, bundle.id) if job_id is None else opened.jobs.adopt(job_id)
-        job.hold()
-        on_start(job)
-        try:
-            workers = hire(source, bundle)
-        except LookalikeError as error:
-            job.update(state="failed", message=str(error))
-            raise
-        try:
-            return reindex(
-                source,
-                gallery=opened,
-                bundle=bundle,
-                workers=workers,
-                job=job,
-                rejects_file=rejects_file,
-                rules=rules,
-                on_progress=on_progress,
-            )
-        finally:
-            workers.close()
+        with opened_jobs(Path(options.gallery)) as history:
+            job = history.begin(source.name, bundle.id) if job_id is None else history.adopt(job_id)
+            job.hold()
+            on_start(job)
+            try:
+                workers = LocalWorkers(bundle) if options.ray is None else RayWorkers(options.ray, bundle)
+            except LookalikeError as error:
+                job.update(state="failed", message=str(error))
+                raise
+            try:
+                return _Run(options, source, gallery, bundle, workers, job, on_progress, settings).run()
+            finally:
+                workers.close()
     finally:
-        opened.close()
+        gallery.close()
 
 
-def reindex(
-    source: Source,
-    *,
-    gallery: Gallery,
-    bundle: Bundle,
-    workers: Workers,
-    job: Job,
-    rejects_file: Path,
-    rules: Rules = PLAIN,
-    on_progress: Callable[[JobRecord], None] = lambda record: None,
-) -> JobRecord:
-    """Indexes a source, tests the result and makes it live; tells the job how far it is and how it ended."""
-    run = _Run(source, gallery, bundle, workers, job, rules, on_progress)
-    try:
-        run.enter("checking")
-        if rules.queries is not None:
-            rules.queries.check()
-        run.tell(total=source.check().images)
-        gallery.keep_bundle(bundle)
-        with Seen() as seen:
-            _embed_all(run, seen, _RejectsFile(rejects_file))
-            if rules.delete_missing:
-                run.enter("deleting")
-                _delete_missing(run, seen)
-        run.enter("building")
-        revision = _go_live(run)
-        rejected = job.record.rejected
-        run.tell(state="partial" if rejected else "done", revision=revision)
-    except Cancelled as end:
-        run.tell(state="cancelled", message=str(end))
-        raise
-    except KeyboardInterrupt:
-        run.tell(state="cancelled", message=str(Cancelled()))
-        raise
-    except LookalikeError as error:
-        run.tell(state="failed", message=str(error))
-        raise
-    except BaseException as error:
-        run.tell(state="failed", message=f"{type(error).__name__}: {error}")
-        raise
-    return job.record
+def _open_source(options: ReindexOptions) -> Source:
+    return Source(options.source, columns=options.columns, attributes=options.attributes, images=options.images)
 
 
-class _Run(NamedTuple):
-    """What every step of a job needs."""
+class _Submitted(NamedTuple):
+    chunk: PlannedChunk
+    outcomes: "Future[list[Outcome]]"
 
+
+@dataclass(frozen=True)
+class _Run:
+    """A running job. This process alone writes to the gallery; the workers read, decode and embed."""
+
+    options: ReindexOptions
     source: Source
     gallery: Gallery
     bundle: Bundle
     workers: Workers
     job: Job
-    rules: Rules
-    on_progress: Callable[[JobRecord], None]
+    on_progress: Progress
+    settings: PipelineSettings
 
-    def tell(self, **values: object) -> None:
+    def run(self) -> JobRecord:
+        """Runs every stage, and records how the job ended."""
+        try:
+            self._run_stages()
+        except (Cancelled, KeyboardInterrupt):
+            self.report(state="cancelled", message=str(Cancelled()))
+            raise
+        except LookalikeError as error:
+            self.report(state="failed", message=str(error))
+            raise
+        except BaseException as error:
+            self.report(state="failed", message=f"{type(error).__name__}: {error}")
+            raise
+        return self.job.record
+
+    def _run_stages(self) -> None:
+        self.enter("checking")
+        queries = Source([self.options.queries]) if self.options.queries is not None else None
+        if queries is not None:
+            queries.check()
+        self.report(total=self.source.check().images)
+        self.gallery.keep_bundle(self.bundle)
+        rejects = _RejectsFile(self.options.rejects)
+        with EmbeddingPlan(self._read_digests, cached_items=self.settings.scan_size) as plan:
+            self.enter("embedding")
+            self._embed_all(plan, rejects)
+            if self.options.delete_missing:
+                self.enter("deleting")
+                self._delete_missing(plan)
+        self.enter("building")
+        generation = self._activate(queries)
+        self.report(state="partial" if self.job.record.rejected else "done", generation=generation)
+
+    def report(self, **values: object) -> None:
+        """Updates the job's record and calls the progress callback."""
         self.job.update(**values)
         self.on_progress(self.job.record)
 
     def enter(self, stage: str) -> None:
-        self.go_on()
-        self.tell(stage=stage)
+        self.check_cancelled()
+        self.report(stage=stage)
 
-    def go_on(self) -> None:
+    def check_cancelled(self) -> None:
         if self.job.stopping:
             raise Cancelled
 
+    # Embedding
 
-def _embed_all(run: _Run, seen: Seen, rejects: "_RejectsFile") -> None:
-    """Embeds and writes the whole source, chunk by chunk; between two chunks it can be stopped or killed."""
-    record = run.job.record
-    embedded = unchanged = rejected = 0
-    run.enter("embedding")
-    for chunk, outcomes in _worked(run, seen):
-        _store(run, chunk, outcomes)
-        bad = [outcome for outcome in outcomes if isinstance(outcome, Reject)]
-        rejects.write(bad)
-        rejected += len(bad)
-        fresh = sum(isinstance(outcome, NewImage) for outcome in outcomes)
-        embedded += fresh
-        unchanged += len(outcomes) - fresh - len(bad)
-        run.tell(done=embedded + unchanged + rejected, embedded=embedded, unchanged=unchanged, rejected=rejected)
-        if rejected > run.rules.most_rejected * run.job.record.total:
+    def _embed_all(self, plan: EmbeddingPlan, rejects: "_RejectsFile") -> None:
+        """Embeds and writes the source chunk by chunk; between two chunks it can be cancelled or killed."""
+        embedded = unchanged = rejected = 0
+        total, allowed = self.job.record.total, self.options.max_rejects
+        for images, outcomes in self._work_ahead(plan):
+            self._write(images, outcomes)
+            bad = [outcome for outcome in outcomes if isinstance(outcome, Reject)]
+            rejects.write(bad)
+            new = sum(isinstance(outcome, NewImage) for outcome in outcomes)
+            embedded, rejected = embedded + new, rejected + len(bad)
+            unchanged += len(outcomes) - new - len(bad)
+            self.report(done=embedded + unchanged + rejected, embedded=embedded, unchanged=unchanged, rejected=rejected)
+            if rejected > allowed * total:
+                raise ReindexError(
+                    f"{rejected} of {total} images were rejected, more than {allowed:.0%}.",
+                    f"See {rejects.path} for the reasons; allow more with --max-rejects.",
+                )
+        if not embedded + unchanged:
             raise ReindexError(
-                f"{rejected} of {run.job.record.total} images were rejected, more than {run.rules.most_rejected:.0%}.",
-                f"See {rejects.path} for each; allow more with --max-rejects.",
+                f"None of the {total} images of {self.source.name} could be indexed.",
+                f"See {rejects.path} for the reasons.",
             )
-    if not embedded + unchanged:
-        raise ReindexError(
-            f"None of the {run.job.record.total} images of {record.source} could be indexed.",
-            f"See {rejects.path} for each.",
-        )
 
+    def _work_ahead(self, plan: EmbeddingPlan) -> Iterator[tuple[list[SourceImage], list[Outcome]]]:
+        """Yields the images of each chunk with their outcomes, in order, while workers process the next chunks."""
+        submitted: deque[_Submitted] = deque()
+        images = iter(self.source)
+        while True:
+            self.check_cancelled()
+            while len(submitted) <= self.workers.ahead and (rows := list(islice(images, self.settings.chunk_size))):
+                chunk = plan.add(rows)
+                submitted.append(_Submitted(chunk, self.workers.submit(chunk.images, chunk.known)))
+            if not submitted:
+                return
+            chunk, outcomes = submitted.popleft()
+            yield (
+                [*chunk.images, *(repeat.image for repeat in chunk.repeats)],
+                [*outcomes.result(), *(repeat.outcome for repeat in chunk.repeats)],
+            )
 
-class _Waiting(NamedTuple):
-    new: list[SourceImage]
-    again: list[Again]
-    outcomes: Future[list[Outcome]]
+    def _read_digests(self, item_id: str) -> dict[tuple[str, str], str]:
+        return self.gallery.known([item_id], self.bundle.id)
 
+    def _write(self, images: list[SourceImage], outcomes: list[Outcome]) -> None:
+        """Writes the items and new images of a chunk in one transaction."""
+        pairs = [pair for pair in zip(images, outcomes, strict=True) if not isinstance(pair[1], Reject)]
+        entries = [
+            (item, [outcome for _, outcome in group if isinstance(outcome, NewImage)])
+            for item, group in groupby(pairs, key=lambda pair: pair[0].item)
+        ]
+        if entries:
+            self.gallery.upsert(entries, self.bundle.id)
 
-def _worked(run: _Run, seen: Seen) -> Iterator[tuple[list[SourceImage], list[Outcome]]]:
-    """The chunks with what became of them, in order, some of them worked on ahead."""
-    waiting: deque[_Waiting] = deque()
-    images = iter(run.source)
-    # The rows of an item mostly lie together, but an item may have many photos all over a table.
-    known_of = lru_cache(_KNOWN_ITEMS)(lambda item_id: run.gallery.digests(item_id, run.bundle.id))
-    while True:
-        run.go_on()
-        while len(waiting) <= run.workers.ahead and (chunk := list(islice(images, _CHUNK))):
-            new, again = seen.sorted_out(chunk)
-            pairs = [(image.item.id, image.image_id) for image in new]
-            known = {pair: digest for pair in pairs if (digest := known_of(pair[0]).get(pair[1]))}
-            waiting.append(_Waiting(new, again, run.workers.submit(new, known)))
-        if not waiting:
-            return
-        new, again, outcomes = waiting.popleft()
-        yield [*new, *(image for image, _ in again)], [*outcomes.result(), *(outcome for _, outcome in again)]
+    # Deleting
 
+    def _delete_missing(self, plan: EmbeddingPlan) -> None:
+        """Removes what is no longer in the source, unless that is suspiciously much.
 
-def _store(run: _Run, chunk: list[SourceImage], outcomes: list[Outcome]) -> None:
-    """Writes the items and new images of a chunk in one transaction."""
-    entries: list[tuple[Item, list[NewImage]]] = []
-    usable = (
-        (image, outcome) for image, outcome in zip(chunk, outcomes, strict=True) if not isinstance(outcome, Reject)
-    )
-    for item, group in groupby(usable, key=lambda pair: pair[0].item):
-        entries.append((item, [outcome for _, outcome in group if isinstance(outcome, NewImage)]))
-    if entries:
-        run.gallery.upsert(entries, run.bundle.id)
-
-
-def _delete_missing(run: _Run, seen: Seen) -> None:
-    """Removes what left the source, unless that is suspiciously much; an item without images counts as one."""
-    total, missing = 0, []
-    for pair in run.gallery.image_ids():
-        total += 1
-        if pair not in seen:
-            missing.append(pair)
-    lost = {item_id: [image for _, image in group] for item_id, group in groupby(missing, key=lambda pair: pair[0])}
-    bare: dict[str, list[str]] = {
-        item.id: [] for item in _items(run) if item.id not in lost and not seen.has_item(item.id)
-    }
-    count, total = len(missing) + len(bare), total + len(bare)
-    if count > run.rules.most_deleted * total and not run.rules.force:
-        raise ReindexError(
-            f"{count} of {total} images{' and items without any' if bare else ''} left the source, "
-            f"more than {run.rules.most_deleted:.0%}; nothing was deleted and nothing went live.",
-            "Check the source; if it is right, run again with --force or a larger --max-delete.",
-        )
-    left = iter((lost | bare).items())
-    deleted = 0
-    while batch := dict(islice(left, _CHUNK)):
-        run.go_on()
-        gone = [item_id for item_id in batch if not seen.has_item(item_id)]
-        run.gallery.delete(gone)
-        run.gallery.upsert([], run.bundle.id, without={key: batch[key] for key in batch.keys() - set(gone)})
-        deleted += sum(len(images) or 1 for images in batch.values())
-        run.tell(deleted=deleted)
-
-
-def _items(run: _Run) -> Iterator[Item]:
-    """Every item of the gallery."""
-    after: str | None = ""
-    while after is not None:
-        run.go_on()
-        items, after = run.gallery.scan(after=after, count=_KNOWN_ITEMS)
-        yield from items
-
-
-def _go_live(run: _Run) -> int:
-    """Builds the generation, and when the bundle is not yet the live one tests it before it is."""
-    gallery, bundle, rules = run.gallery, run.bundle, run.rules
-    is_new = gallery.active_bundle() != bundle.id
-    if is_new:
-        _check_completeness(run)
-        plan = gallery.prepare(bundle.id)
-        if plan.scans and not rules.force:
+        An item without images counts as one image.
+        """
+        missing = [pair for pair in self.gallery.image_ids() if not plan.has_image(*pair)]
+        images = {
+            item_id: [image for _, image in group] for item_id, group in groupby(missing, key=lambda pair: pair[0])
+        }
+        empty: dict[str, list[str]] = {
+            item.id: [] for item in self._items() if item.id not in images and not plan.has_item(item.id)
+        }
+        count, total = len(missing) + len(empty), self.gallery.stats().images + len(empty)
+        if count > self.options.max_delete * total:
             raise ReindexError(
-                f"No effort of the new generation's index reaches a recall@10 of {plan.target:.4f}, so that searches "
-                "would compare with every vector, slowly; it did not go live.",
-                "Look at the model: its vectors have no structure. If it is right, run again with --force.",
+                f"{count} of {total} images{' and items without images' if empty else ''} are not in the source, "
+                f"more than {self.options.max_delete:.0%}; nothing was deleted or activated.",
+                "Check the source; if it is right, run again with a larger --max-delete.",
             )
-    if rules.queries is not None:
-        recall = _labelled_recall(run, rules.queries)
-        run.tell(message=f"{run.job.record.message} Recall@1 of the labelled queries is {recall:.4f}.".strip())
-        if recall < rules.expected_recall and not rules.force:
+        batches, deleted = iter((images | empty).items()), 0
+        while batch := dict(islice(batches, self.settings.chunk_size)):
+            self.check_cancelled()
+            items = [item_id for item_id in batch if not plan.has_item(item_id)]
+            self.gallery.delete(items)
+            self.gallery.upsert([], self.bundle.id, without={key: batch[key] for key in batch.keys() - set(items)})
+            deleted += sum(len(image_ids) or 1 for image_ids in batch.values())
+            self.report(deleted=deleted)
+
+    def _items(self) -> Iterator[Item]:
+        """Yields every item of the gallery."""
+        after: str | None = ""
+        while after is not None:
+            self.check_cancelled()
+            items, after = self.gallery.scan(after=after, count=self.settings.scan_size)
+            yield from items
+
+    # Activating
+
+    def _activate(self, queries: Source | None) -> str:
+        """Builds the index, checks a bundle that is not active yet, and activates it."""
+        is_new = self.gallery.live_bundle() != self.bundle.id
+        if is_new:
+            self._check_completeness()
+        plan = self.gallery.prepare(self.bundle.id).plan
+        if is_new and plan.scans and not self.options.allow_slow_index:
             raise ReindexError(
-                f"Recall@1 of the labelled queries is {recall:.4f}, below {rules.expected_recall:.4f}; "
-                + ("the bundle did not go live." if is_new else "the bundle was live before, and is still."),
-                "Train a better model, or expect less.",
+                f"The new index does not reach a recall@10 of {plan.target:.4f} at any effort; it was not activated.",
+                "Check the model: its vectors have no structure. To search all vectors instead, slowly, run again with "
+                "--allow-slow-index.",
             )
-    run.go_on()
-    return gallery.activate(bundle.id)
+        if queries is not None:
+            self._check_recall(queries, is_new)
+        self.check_cancelled()
+        return self.gallery.activate(self.bundle.id)
 
+    def _check_completeness(self) -> None:
+        """Fails if many images lack a vector of the new bundle and would disappear from searches; reports a few."""
+        missing, images = self.gallery.images_without(self.bundle.id), self.gallery.stats().images
+        problem = f"{missing} of the gallery's {images} images have no vector of bundle {self.bundle.id}"
+        if missing > self.options.max_delete * images:
+            raise ReindexError(
+                f"{problem} and would disappear from searches; it was not activated.",
+                "Give a source with all items, or run again with a larger --max-delete.",
+            )
+        if missing:
+            self.report(message=f"{problem} and are no longer found.")
 
-def _check_completeness(run: _Run) -> None:
-    """Refuses to let many images vanish from the searches, and tells of a few."""
-    missing = run.gallery.images_without(run.bundle.id)
-    images = sum(1 for _ in run.gallery.image_ids())
-    told = f"{missing} of the gallery's {images} images have no vector of bundle {run.bundle.id}"
-    if missing > run.rules.most_deleted * images and not run.rules.force:
-        raise ReindexError(
-            f"{told} and would vanish from the searches; it did not go live.",
-            "Give a source with all items, or run again with --force.",
-        )
-    if missing:
-        run.tell(message=f"{told} and are no longer found.")
+    def _check_recall(self, queries: Source, is_new: bool) -> None:
+        recall, expected = self._measure_recall(queries), self.options.expect_recall or 0.0
+        self.report(message=f"{self.job.record.message} Recall@1 of the labelled queries is {recall:.4f}.".strip())
+        if recall < expected:
+            raise ReindexError(
+                f"Recall@1 of the labelled queries is {recall:.4f}, below {expected:.4f}; "
+                + ("the bundle was not activated." if is_new else "the bundle was active before and still is."),
+                "Train a better model, or lower --expect-recall.",
+            )
 
+    def _measure_recall(self, queries: Source) -> float:
+        """Returns the share of labelled photos for which a search of the new vectors ranks their own item first."""
+        embedder, right, total = Embedder(self.bundle), 0, 0
+        images = iter(queries)
+        while block := list(islice(images, self.settings.query_batch)):
+            vectors = embedder.embed(np.stack([self._load_query(queries, image.place) for image in block]))
+            found = self.gallery.search(vectors, bundle_id=self.bundle.id, top=1, rehearsal=True)
+            right += sum(
+                hits[0].item.id == image.item.id for hits, image in zip(found.hits, block, strict=True) if hits
+            )
+            total += len(block)
+        return right / total
 
-def _labelled_recall(run: _Run, queries: Source) -> float:
-    """The share of labelled photos whose own item a search of the new vectors answers first."""
-    embedder, right, total = Embedder(run.bundle), 0, 0
-    images = iter(queries)
-    while block := list(islice(images, _QUERIES)):
-        vectors = embedder.embed(np.stack([_query_pixels(run, queries, image.place) for image in block]))
-        found = run.gallery.search(vectors, bundle_id=run.bundle.id, top=1, rehearsal=True)
-        right += sum(hits[0].item.id == image.item.id for hits, image in zip(found.hits, block, strict=True) if hits)
-        total += len(block)
-    return right / total
-
-
-def _query_pixels(run: _Run, queries: Source, place: str) -> NDArray[np.uint8]:
-    try:
-        return load_pixels(queries.read(place), run.bundle.preprocessing)
-    except ImageError as error:
-        raise ReindexError(
-            f"The labelled query {place} cannot be used: {error.problem}", "Mend or remove it, and run again."
-        ) from error
+    def _load_query(self, queries: Source, place: str) -> NDArray[np.uint8]:
+        try:
+            return load_pixels(queries.read(place), self.bundle.preprocessing)
+        except ImageError as error:
+            raise ReindexError(
+                f"The labelled query {place} cannot be used: {error.problem}", "Fix or remove it, and run again."
+            ) from error
 
 
 class _RejectsFile:
-    """The rejects of the last run, one a line as they come; no file when there were none."""
+    """A CSV file with the rejects of the last run; it is removed when there are none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._header = [Reject._fields]
         try:
             path.open("a").close()
-            # A device stays, and so does a link, which may be /dev/stdout.
+            # A device is kept, and so is a link, which may be /dev/stdout.
             if path.is_file() and not path.is_symlink():
                 path.unlink()
         except OSError as error:
@@ -357,6 +334,7 @@ class _RejectsFile:
             ) from error
 
     def write(self, rejects: Sequence[Reject]) -> None:
+        """Appends rejects; the header is written before the first."""
         if rejects:
             with self.path.open("a", newline="", encoding="utf-8") as file:
                 csv.writer(file).writerows([*self._header, *rejects])

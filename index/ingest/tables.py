@@ -1,4 +1,4 @@
-"""Tables: CSV, JSON lines and Parquet as one stream of rows, however long, each with its place for messages."""
+"""Tables: reads CSV, JSON lines and Parquet as a stream of rows, each with its position for messages."""
 
 import csv
 import gzip
@@ -12,19 +12,20 @@ from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from index._util.imports import require
 from index.errors import LookalikeError
-from index.gallery.types import MAX_INTEGER
+from index.items import MAX_INTEGER
 
 FORMATS = ".csv, .jsonl, .ndjson, .csv.gz, .jsonl.gz, .ndjson.gz, .parquet, .pq"
 _GZIP = b"\x1f\x8b"
-_BATCH = 1024
-# A leading zero makes a code rather than a number, and codes must keep it.
+_BATCH_ROWS = 1024
+# A text with a leading zero is a code, not a number, and must keep the zero.
 _NUMBER = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_UNREADABLE = (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error)
+_READ_ERRORS = (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error)
 
 
 class Row(NamedTuple):
-    """A row's values, None where absent, or what is wrong with it."""
+    """The values of a row, None where absent, or the problem with it."""
 
     where: str
     values: dict[str, Any]
@@ -32,26 +33,26 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table on this machine; `columns` is None where every row names its own."""
+    """A table on this machine; `columns` is None for a format whose rows name their own."""
 
     columns: list[str] | None
     rows: Iterator[Row]
 
 
-def open_table(file: Path, name: str, shown: str) -> Table:
-    """The table in `file`, of the format that `name` ends in; messages call it `shown`."""
+def open_table(file: Path, name: str, title: str) -> Table:
+    """Opens the table in `file`; the ending of `name` is its format, and messages call it `title`."""
     lowered = name.lower()
     reader = _READERS.get(Path(lowered.removesuffix(".gz")).suffix)
     if reader is None or (reader is _read_parquet and lowered.endswith(".gz")):
         raise LookalikeError(
-            f"{shown} is no table of a known format.",
-            f"Its name must end in one of {FORMATS}; a folder of photos must lie on this machine.",
+            f"{title} is not a table of a known format.",
+            f"Its name must end in one of {FORMATS}; a folder of photos must be on this machine.",
         )
-    return reader(file, shown)
+    return reader(file, title)
 
 
-def plain(value: Any) -> Any:
-    """A value of a typed table as an attribute: dates as ISO texts, decimals as numbers; None if absent."""
+def to_attribute(value: Any) -> Any:
+    """Converts a value of a typed table: dates to ISO texts, decimals to numbers; returns None for NaN."""
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Decimal):
@@ -59,8 +60,8 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def typed(text: str) -> str | int | float | bool:
-    """A CSV cell: numbers become numbers, so that prices compare, true and false booleans; all else stays text."""
+def parse_cell(text: str) -> str | int | float | bool:
+    """Converts a CSV cell to a number or a boolean where nothing is lost; everything else stays a text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if not _NUMBER.fullmatch(text):
@@ -72,8 +73,8 @@ def typed(text: str) -> str | int | float | bool:
     return number if math.isfinite(number) and abs(number) <= MAX_INTEGER else text
 
 
-def _text(file: Path) -> IO[str]:
-    """Decompressed by what the file is: a server may have unpacked a .gz on the way."""
+def _open_text(file: Path) -> IO[str]:
+    """Opens a text file, decompressed if its content is gzip: a server may have unpacked a .gz in transit."""
     with file.open("rb") as start:
         compressed = start.read(2) == _GZIP
     if compressed:
@@ -81,29 +82,29 @@ def _text(file: Path) -> IO[str]:
     return file.open(newline="", encoding="utf-8-sig")
 
 
-def _unreadable(shown: str, where: str, error: Exception) -> LookalikeError:
-    return LookalikeError(f"{shown}, {where}: {error}.", "Write the table anew, whole and as UTF-8.")
+def _read_error(title: str, where: str, error: Exception) -> LookalikeError:
+    return LookalikeError(f"{title}, {where}: {error}.", "Write the complete table again, as UTF-8.")
 
 
-def _read_csv(file: Path, shown: str) -> Table:
-    lines = _csv_lines(file, shown)
+def _read_csv(file: Path, title: str) -> Table:
+    lines = _csv_lines(file, title)
     _, columns = next(lines, (0, []))
-    if twice := sorted({column for column in columns if columns.count(column) > 1}):
-        raise LookalikeError(f"{shown} has two columns {twice[0]!r}.", "Give every column its own name.")
+    if repeated := sorted({column for column in columns if columns.count(column) > 1}):
+        raise LookalikeError(f"{title} has two columns {repeated[0]!r}.", "Give every column its own name.")
     return Table(columns, _csv_rows(columns, lines))
 
 
-def _csv_lines(file: Path, shown: str) -> Iterator[tuple[int, list[str]]]:
+def _csv_lines(file: Path, title: str) -> Iterator[tuple[int, list[str]]]:
     number = 0
     try:
-        with _text(file) as text:
+        with _open_text(file) as text:
             reader = csv.reader(text)
             for fields in reader:
                 number = reader.line_num
                 if fields:
                     yield number, fields
-    except _UNREADABLE as error:
-        raise _unreadable(shown, f"after line {number}", error) from None
+    except _READ_ERRORS as error:
+        raise _read_error(title, f"after line {number}", error) from None
 
 
 def _csv_rows(columns: list[str], lines: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
@@ -115,72 +116,66 @@ def _csv_rows(columns: list[str], lines: Iterator[tuple[int, list[str]]]) -> Ite
             yield Row(where, {}, f"{len(fields)} fields under {len(columns)} columns")
 
 
-def _read_json_lines(file: Path, shown: str) -> Table:
-    return Table(None, _json_rows(file, shown))
+def _read_json_lines(file: Path, title: str) -> Table:
+    return Table(None, _json_rows(file, title))
 
 
-def _json_rows(file: Path, shown: str) -> Iterator[Row]:
+def _json_rows(file: Path, title: str) -> Iterator[Row]:
     number = 0
     try:
-        with _text(file) as text:
+        with _open_text(file) as text:
             for number, line in enumerate(text, 1):
                 if line.strip():
                     yield _json_row(f"line {number}", line)
-    except _UNREADABLE as error:
-        raise _unreadable(shown, f"after line {number}", error) from None
+    except _READ_ERRORS as error:
+        raise _read_error(title, f"after line {number}", error) from None
 
 
 def _json_row(where: str, line: str) -> Row:
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return Row(where, {}, f"no JSON: {error}")
+        return Row(where, {}, f"not valid JSON: {error}")
     if not isinstance(values, dict):
-        return Row(where, {}, "no JSON object")
+        return Row(where, {}, "not a JSON object")
     return Row(where, values)
 
 
-def _read_parquet(file: Path, shown: str) -> Table:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise LookalikeError(
-            f"{shown} is a Parquet table, which needs pyarrow.", 'Run: pip install "lookalike[parquet]"'
-        ) from None
+def _read_parquet(file: Path, title: str) -> Table:
+    pyarrow, parquet = require("pyarrow", extra="parquet"), require("pyarrow.parquet", extra="parquet")
     try:
         table = parquet.ParquetFile(file)
     except (pyarrow.ArrowException, OSError) as error:
-        raise LookalikeError(f"{shown} is no Parquet table: {error}", "Write it anew.") from None
-    return Table(list(table.schema_arrow.names), _parquet_rows(table, shown))
+        raise LookalikeError(f"{title} is not a Parquet table: {error}", "Write it again.") from None
+    return Table(list(table.schema_arrow.names), _parquet_rows(table, title))
 
 
-def _parquet_rows(table: Any, shown: str) -> Iterator[Row]:
+def _parquet_rows(table: Any, title: str) -> Iterator[Row]:
     import pyarrow
 
     number = 0
     with table:
         try:
-            for batch in table.iter_batches(_BATCH):
+            for batch in table.iter_batches(_BATCH_ROWS):
                 for values in _without_nanoseconds(batch).to_pylist():
                     number += 1
                     yield Row(f"row {number}", values)
         except (pyarrow.ArrowException, OSError, ValueError) as error:
-            raise _unreadable(shown, f"after row {number}", error) from None
+            raise _read_error(title, f"after row {number}", error) from None
 
 
 def _without_nanoseconds(batch: Any) -> Any:
-    """Python's times end at microseconds, and pyarrow refuses to convert finer ones."""
+    """Casts times to microseconds, the finest that Python has: pyarrow refuses to convert nanoseconds."""
     import pyarrow
 
-    for place, field in enumerate(batch.schema):
+    for position, field in enumerate(batch.schema):
         if pyarrow.types.is_timestamp(field.type) and field.type.unit == "ns":
             coarse = pyarrow.timestamp("us", field.type.tz)
         elif pyarrow.types.is_time64(field.type) and field.type.unit == "ns":
             coarse = pyarrow.time64("us")
         else:
             continue
-        batch = batch.set_column(place, field.name, batch.column(place).cast(coarse, safe=False))
+        batch = batch.set_column(position, field.name, batch.column(position).cast(coarse, safe=False))
     return batch
 
 

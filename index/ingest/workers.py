@@ -1,6 +1,6 @@
-"""The hard work of a re-index: photos to digests, vectors and thumbnails, a chunk at a time."""
+"""Workers: turn the photos of a source into digests, vectors and thumbnails, chunk by chunk."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import NamedTuple, Protocol
@@ -14,47 +14,28 @@ from index.embedding.bundle import Bundle
 from index.embedding.embedder import Embedder
 from index.embedding.images import DEFAULT_LIMITS, ImageError, decode_for_model, digest, thumbnail
 from index.gallery.types import NewImage
-from index.ingest.remote_files import Places
-from index.ingest.sources import Source, SourceImage
+from index.ingest.embedding_plan import KnownDigests, Outcome, Reject, Unchanged, is_unchanged
+from index.ingest.remote_files import FileReader
+from index.ingest.sources import SourceImage
 
-_THUMBNAIL = 320
-"""About as many pixels has the longer side of a thumbnail."""
-_LARGEST = np.finfo(np.float16).max
-"""The catalogue keeps vectors in half precision."""
-
-Known = Mapping[tuple[str, str], str]
-"""Item id and image id to the digest of what the gallery already has a vector of."""
-
-
-class Reject(NamedTuple):
-    """A photo that could not be indexed, and why."""
-
-    item_id: str
-    image_id: str
-    place: str
-    reason: str
-    problem: str
-
-
-class Unchanged(NamedTuple):
-    """A photo that the gallery already has, byte for byte."""
-
-    image_id: str
-
-
-Outcome = NewImage | Unchanged | Reject
+_THUMBNAIL_SIDE = 320
+"""Approximate length of a thumbnail's longer side, in pixels."""
+_MAX_VALUE = np.finfo(np.float16).max
+"""The store keeps vectors in half precision."""
 
 
 class Workers(Protocol):
-    """Who turns chunks of a source into outcomes, in the order of the chunk."""
+    """Reads, decodes and embeds chunks of a source."""
 
     @property
     def ahead(self) -> int:
-        """Chunks to hand in before the oldest is done, so that nobody waits for work."""
+        """Chunks to submit before the result of the oldest is awaited, so that no worker is idle."""
 
-    def submit(self, chunk: Sequence[SourceImage], known: Known) -> "Future[list[Outcome]]": ...
+    def submit(self, chunk: Sequence[SourceImage], known: KnownDigests) -> "Future[list[Outcome]]":
+        """Starts on a chunk; the outcomes are in the order of its images."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Stops the workers; chunks that were not started are dropped."""
 
 
 class _Decoded(NamedTuple):
@@ -65,22 +46,22 @@ class _Decoded(NamedTuple):
 
 
 class LocalWorkers:
-    """This machine: threads read and decode the next chunks while the session embeds one."""
+    """Workers on this machine: threads read and decode the next chunks while the session embeds one."""
 
     ahead = 3
 
-    def __init__(self, source: Source | Places, bundle: Bundle, *, cores: int | None = None) -> None:
-        """Uses `cores`, or all that the process may use."""
+    def __init__(self, bundle: Bundle, *, cores: int | None = None) -> None:
+        """Uses `cores` cores; default: all that the process may use."""
         self._cores = cores or usable_cores()
-        self._source = source
         self._bundle = bundle
+        self._files = FileReader()
         self._lock = Lock()
-        self._made: Embedder | None = None
+        self._loaded: Embedder | None = None
         self._decoders = ThreadPoolExecutor(self._cores + 1, "decode")
-        # Two chunks at once: the second keeps the cores busy while the first waits for its last images.
+        # Two chunks concurrently: the second keeps the cores busy while the first waits for its last images.
         self._sessions = ThreadPoolExecutor(2, "embed")
 
-    def submit(self, chunk: Sequence[SourceImage], known: Known) -> "Future[list[Outcome]]":
+    def submit(self, chunk: Sequence[SourceImage], known: KnownDigests) -> "Future[list[Outcome]]":
         decoding = [self._decoders.submit(self._decode, image, known) for image in chunk]
         return self._sessions.submit(self._embed, decoding)
 
@@ -88,12 +69,12 @@ class LocalWorkers:
         for pool in (self._sessions, self._decoders):
             pool.shutdown(cancel_futures=True)
 
-    def _decode(self, image: SourceImage, known: Known) -> _Decoded | Unchanged | Reject:
+    def _decode(self, image: SourceImage, known: KnownDigests) -> _Decoded | Unchanged | Reject:
         rule = self._bundle.preprocessing
         try:
-            data = self._source.read(image.place, DEFAULT_LIMITS)
+            data = self._files.read(image.place, DEFAULT_LIMITS)
             name = digest(data)
-            if known.get((image.item.id, image.image_id)) == name:
+            if is_unchanged(image, name, known):
                 return Unchanged(image.image_id)
             picture, part = decode_for_model(rule, data)
         except ImageError as error:
@@ -101,29 +82,29 @@ class LocalWorkers:
         return _Decoded(image, name, rule.apply(picture, part), _thumbnail(picture))
 
     def _embed(self, decoding: list["Future[_Decoded | Unchanged | Reject]"]) -> list[Outcome]:
-        prepared = [future.result() for future in decoding]
-        pixels = [one.pixels for one in prepared if isinstance(one, _Decoded)]
+        results = [future.result() for future in decoding]
+        pixels = [result.pixels for result in results if isinstance(result, _Decoded)]
         vectors = iter(self.embedder().embed(np.stack(pixels)) if pixels else ())
-        return [_embedded(one, next(vectors)) if isinstance(one, _Decoded) else one for one in prepared]
+        return [_new_image(result, next(vectors)) if isinstance(result, _Decoded) else result for result in results]
 
     def embedder(self) -> Embedder:
-        """Made for the first image that needs it: a night without news loads no model."""
+        """Returns the embedder, loaded for the first image that needs it: an unchanged source loads no model."""
         with self._lock:
-            self._made = self._made or Embedder(self._bundle, threads=self._cores)
-            return self._made
+            self._loaded = self._loaded or Embedder(self._bundle, threads=self._cores)
+            return self._loaded
 
 
-def _embedded(one: _Decoded, vector: NDArray[np.float32]) -> NewImage | Reject:
-    image = one.image
-    if not (np.abs(vector) <= _LARGEST).all():  # which is said of no NaN
+def _new_image(decoded: _Decoded, vector: NDArray[np.float32]) -> NewImage | Reject:
+    image = decoded.image
+    if not (np.abs(vector) <= _MAX_VALUE).all():  # also rejects NaN: every comparison with it is false
         problem = (
-            "The model makes no finite vector of this photo. Look at the photo, or use a bundle of precision fp32."
+            "The model returned no finite vector for this photo. Check the photo, or use a bundle of precision fp32."
         )
         return Reject(image.item.id, image.image_id, image.place, "unreadable", problem)
-    return NewImage(image.image_id, one.digest, vector, one.thumbnail)
+    return NewImage(image.image_id, decoded.digest, vector, decoded.thumbnail)
 
 
 def _thumbnail(picture: Image.Image) -> bytes:
-    """Reduced by a whole factor, which takes a tenth of the time that resizing to an exact size does."""
-    factor = max(1, round(max(picture.size) / _THUMBNAIL))
-    return thumbnail(picture.reduce(factor) if factor > 1 else picture, side=2 * _THUMBNAIL)
+    """Reduces by an integer factor, which takes a tenth of the time of resizing to an exact size."""
+    factor = max(1, round(max(picture.size) / _THUMBNAIL_SIDE))
+    return thumbnail(picture.reduce(factor) if factor > 1 else picture, side=2 * _THUMBNAIL_SIDE)

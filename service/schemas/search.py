@@ -1,10 +1,9 @@
-"""The wire types of searches and of jobs."""
+"""The wire types of searches."""
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, computed_field, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
-from index.gallery.jobs import JobRecord
 from index.items import MAX_ID_LENGTH, MAX_TOP, MAX_URL_LENGTH, Attribute
 from service.schemas.base import MAX_ENTRIES, RequestBody
 
@@ -111,63 +110,3 @@ class BatchAnswer(BaseModel):
     """The answers in the order of the searches."""
 
     answers: list[SearchAnswer]
-
-
-class JobBody(RequestBody):
-    """A re-index to start; what each option means is told by `lookalike reindex --help` too."""
-
-    source: str = Field(description="the name of a source in the operator's settings")
-    bundle: str | None = Field(
-        default=None, description="the name of a bundle in the operator's settings; the live one unless told"
-    )
-    delete_missing: bool = Field(default=False, description="remove the items and images that left the source")
-    max_delete: float = Field(
-        default=0.2, ge=0, le=1, description="share of the images beyond which nothing is deleted"
-    )
-    max_rejects: float = Field(default=1.0, ge=0, le=1, description="share of unusable photos beyond which it fails")
-    queries: str | None = Field(default=None, description="the name of a source of labelled photos to test with")
-    expect_recall: float | None = Field(
-        default=None, ge=0, le=1, description="recall@1 of the queries below which the bundle does not go live"
-    )
-    force: bool = Field(default=False, description="delete, and go live, beyond the shares and below the recall")
-
-    @model_validator(mode="after")
-    def _tested_with_something(self) -> Self:
-        if (self.queries is None) != (self.expect_recall is None):
-            raise ValueError("queries and expect_recall belong together")
-        return self
-
-    def options(self, queries: str | None) -> list[str]:
-        """The same for the command line, with the address of the queries."""
-        options = ["--max-delete", str(self.max_delete), "--max-rejects", str(self.max_rejects)]
-        options += ["--delete-missing"] if self.delete_missing else []
-        options += ["--force"] if self.force else []
-        return (
-            options if queries is None else [*options, "--queries", queries, "--expect-recall", str(self.expect_recall)]
-        )
-
-
-class JobStatus(JobRecord):
-    """A job, with how fast it goes."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")  # so that what is told can be read back
-
-    @computed_field(description="images a second, since the start")  # type: ignore[prop-decorator]
-    @property
-    def rate(self) -> float:
-        return super().rate
-
-    @computed_field(description="what remains at that rate; unknown before the first image")  # type: ignore[prop-decorator]
-    @property
-    def seconds_left(self) -> float | None:
-        return super().seconds_left
-
-    @classmethod
-    def of(cls, record: JobRecord) -> Self:
-        return cls(**record.model_dump())
-
-
-class JobsAnswer(BaseModel):
-    """Jobs, the newest first."""
-
-    jobs: list[JobStatus]

@@ -3,13 +3,13 @@
 import csv
 import io
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw
 
-from index.embedding.bundle import Bundle
-from index.gallery.jobs import JobRecord
-from index.ingest.pipeline import PLAIN, Rules, run_reindex
-from index.ingest.sources import Source
+from index.ingest.options import ReindexOptions
+from index.ingest.pipeline import run_reindex
+from index.jobs import JobRecord
 
 COLOURS = ("red", "green", "blue", "yellow", "magenta", "cyan", "orange", "purple")
 
@@ -41,10 +41,12 @@ def write_tiny_source(directory: Path, *, views: int = 2) -> Path:
     return table
 
 
-def index_source(source: Path, *, gallery: Path, bundle: Path, rules: Rules = PLAIN) -> JobRecord:
+def index_source(source: Path, *, gallery: Path, bundle: Path, **options: Any) -> JobRecord:
     """Runs the re-indexing job as the command line does."""
     rejects = gallery.with_name("rejects.csv")
-    return run_reindex(Source([source]), gallery=gallery, bundle=Bundle.load(bundle), rejects_file=rejects, rules=rules)
+    return run_reindex(
+        ReindexOptions(source=[str(source)], gallery=str(gallery), bundle=bundle, rejects=rejects, **options)
+    )
 
 
 def make_tiny_gallery(directory: Path, bundle: Path) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from index.cli.job_progress import line_of
+from index.cli.progress import format_job
 from index.errors import LookalikeError
 from index.gallery.errors import JobMissing
 from index.gallery.store.sqlite_jobs import SQLiteJobs
@@ -63,7 +63,7 @@ def test_a_killed_job_is_interrupted_even_while_nobody_waited_for_its_process(tm
         while (state := log.get(number).state) == "running":
             pass  # the kernel takes a moment
         assert state == "interrupted"
-        assert "run it again" in line_of(log.get(number))
+        assert "run it again" in format_job(log.get(number))
     end(process)
 
 

@@ -1,4 +1,4 @@
-"""Re-indexing: everything usable is found afterwards, nothing is embedded twice, and no bad result goes live."""
+"""Re-indexing: every usable photo is found, nothing is embedded twice, and no bad bundle is activated."""
 
 import csv
 import io
@@ -16,12 +16,13 @@ from index.embedding.embedder import Embedder, Pixels
 from index.embedding.images import decode, load_pixels
 from index.errors import LookalikeError
 from index.gallery import BundleMismatch, open_gallery
-from index.gallery.jobs import JobRecord, opened_jobs
+from index.gallery.jobs import opened_jobs
 from index.gallery.vectors.faiss import builder
 from index.gallery.vectors.faiss.builder import BuildResult
 from index.gallery.vectors.faiss.searcher import SCAN, Vectors
-from index.ingest.pipeline import Cancelled, ReindexError, Rules, run_reindex
-from index.ingest.sources import Source
+from index.ingest.options import ReindexOptions
+from index.ingest.pipeline import Cancelled, ReindexError, run_reindex
+from index.jobs import JobRecord
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import COLOURS, index_source, tiny_photo, write_tiny_folder, write_tiny_source
 
@@ -95,27 +96,27 @@ def test_bad_photos_are_listed_and_do_not_stop_the_job(tmp_path: Path, bundle: P
     assert {row["item_id"]: "No such file" in row["problem"] for row in rows} == {"ball-red": False, "ball-blue": True}
     write_tiny_source(tmp_path / "source")
     index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
-    assert not (tmp_path / "rejects.csv").exists(), "the file tells of the last run only"
+    assert not (tmp_path / "rejects.csv").exists(), "the file holds the rejects of the last run only"
 
 
-def test_a_photo_without_a_finite_vector_is_a_reject(
+def test_a_photo_without_a_finite_vector_is_rejected(
     tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = write_tiny_source(tmp_path / "source")
     embed = Embedder.embed
     values = {"red-0.jpg": np.nan, "red-1.jpg": np.inf, "blue-0.jpg": 1e5}
-    looks = {
+    replaced = {
         load_pixels((source.parent / name).read_bytes(), Bundle.load(bundle).preprocessing).tobytes(): value
         for name, value in values.items()
     }
 
-    def overflowing(self: Embedder, pixels: Pixels) -> NDArray[np.float32]:
+    def embed_with_overflow(self: Embedder, pixels: Pixels) -> NDArray[np.float32]:
         vectors = embed(self, pixels)
-        for row, one in enumerate(pixels):
-            vectors[row, 3] = looks.get(one.tobytes(), vectors[row, 3])
+        for row, image in enumerate(pixels):
+            vectors[row, 3] = replaced.get(image.tobytes(), vectors[row, 3])
         return vectors
 
-    monkeypatch.setattr(Embedder, "embed", overflowing)
+    monkeypatch.setattr(Embedder, "embed", embed_with_overflow)
     summary = index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
     assert (summary.state, summary.embedded, summary.rejected) == ("partial", 13, 3)
     with (tmp_path / "rejects.csv").open() as file:
@@ -126,7 +127,7 @@ def test_a_photo_without_a_finite_vector_is_a_reject(
     assert all("no finite vector" in row["problem"] for row in rows)
 
 
-def test_rejects_go_to_a_pipe_or_a_link_that_stays(tmp_path: Path, bundle: Path) -> None:
+def test_rejects_are_written_to_a_pipe_or_a_link_without_replacing_it(tmp_path: Path, bundle: Path) -> None:
     source = write_tiny_source(tmp_path / "source")
     (source.parent / "red-0.jpg").write_bytes(b"no photo")
     pipe, link = tmp_path / "pipe", tmp_path / "link"
@@ -134,10 +135,10 @@ def test_rejects_go_to_a_pipe_or_a_link_that_stays(tmp_path: Path, bundle: Path)
     link.symlink_to("/dev/null")
     reading = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
     for path in (pipe, link):
-        run_reindex(Source([source]), gallery=tmp_path / "gallery", bundle=Bundle.load(bundle), rejects_file=path)
-    told = os.read(reading, 65536).decode()
+        run([source], tmp_path / "gallery", bundle, rejects=path)
+    text = os.read(reading, 65536).decode()
     os.close(reading)
-    assert [row["item_id"] for row in csv.DictReader(told.splitlines())] == ["ball-red"]
+    assert [row["item_id"] for row in csv.DictReader(text.splitlines())] == ["ball-red"]
     assert pipe.is_fifo() and link.is_char_device()
 
 
@@ -147,27 +148,6 @@ def test_a_source_without_a_usable_photo_fails(tmp_path: Path, bundle: Path) -> 
         index_source(tmp_path / "source.csv", gallery=tmp_path / "gallery", bundle=bundle)
 
 
-def test_a_folder_of_folders_is_a_source(tmp_path: Path, bundle: Path) -> None:
-    images = list(Source([write_tiny_folder(tmp_path / "photos", views=2)]))
-    assert len(images) == 16 and images[0].item.id == "blue" and images[0].image_id == "0.jpg"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("sku,photo\n1,a.jpg\n", "no column 'item_id' and no 'image'; it has sku, photo"),
-        ("item_id,image\n", "names no images"),
-        ("item_id,image\n1,\n", "line 2"),
-        ("item_id,image\n1,a.jpg,surplus\n", "line 2"),
-    ],
-)
-def test_a_wrong_table_is_refused_before_any_work(tmp_path: Path, text: str, message: str) -> None:
-    table = tmp_path / "table.csv"
-    table.write_text(text)
-    with pytest.raises(LookalikeError, match=message):
-        Source([table]).check()
-
-
 def contents(gallery: Path) -> set[tuple[str, str]]:
     opened = open_gallery(gallery)
     found = set(opened.image_ids())
@@ -175,7 +155,7 @@ def contents(gallery: Path) -> set[tuple[str, str]]:
     return found
 
 
-def live(gallery: Path) -> str | None:
+def active_bundle(gallery: Path) -> str | None:
     opened = open_gallery(gallery)
     found = opened.live_bundle()
     opened.close()
@@ -183,17 +163,23 @@ def live(gallery: Path) -> str | None:
 
 
 def last_job(gallery: Path) -> JobRecord:
-    with opened_jobs(gallery) as log:
-        return log.newest(1)[0]
+    with opened_jobs(gallery) as history:
+        return history.newest(1)[0]
 
 
-def run(sources: list[Path], gallery: Path, bundle: Path, **options: Any) -> JobRecord:
-    rejects = gallery.with_name("rejects.csv")
-    return run_reindex(Source(sources), gallery=gallery, bundle=Bundle.load(bundle), rejects_file=rejects, **options)
+CALLBACKS = ("on_start", "on_progress", "settings")
 
 
-def without(table: Path, *words: str) -> None:
-    """Takes the rows with a word out of a table."""
+def run(sources: list[Path], gallery: Path, bundle: Path, **values: Any) -> JobRecord:
+    """Runs a job with options and callbacks."""
+    callbacks = {name: values.pop(name) for name in CALLBACKS if name in values}
+    values.setdefault("rejects", gallery.with_name("rejects.csv"))
+    options = ReindexOptions(source=list(map(str, sources)), gallery=str(gallery), bundle=bundle, **values)
+    return run_reindex(options, **callbacks)
+
+
+def remove_rows(table: Path, *words: str) -> None:
+    """Removes the rows that contain one of the words."""
     lines = table.read_text().splitlines(keepends=True)
     table.write_text("".join(line for line in lines if not any(word in line for word in words)))
 
@@ -226,7 +212,7 @@ def test_a_thumbnail_of_about_320_pixels_is_kept(tmp_path: Path, bundle: Path) -
     assert kept["large"][0] / kept["large"][1] == pytest.approx(1300 / 900, rel=0.02)
 
 
-def test_two_photos_of_one_name_do_not_replace_each_other_in_every_run(tmp_path: Path, bundle: Path) -> None:
+def test_two_photos_with_the_same_id_do_not_replace_each_other_in_every_run(tmp_path: Path, bundle: Path) -> None:
     folders = [write_tiny_folder(tmp_path / name, views=1) for name in ("old", "new")]
     (tmp_path / "new" / "red" / "0.jpg").write_bytes(tiny_photo(0, 3))
     first_run = run(folders, tmp_path / "gallery", bundle)
@@ -239,25 +225,24 @@ def test_two_photos_of_one_name_do_not_replace_each_other_in_every_run(tmp_path:
     assert (second_run.embedded, second_run.unchanged) == (0, 8)
 
 
-def test_a_row_that_is_there_twice_does_no_harm(tmp_path: Path, bundle: Path) -> None:
+def test_a_repeated_row_counts_as_unchanged(tmp_path: Path, bundle: Path) -> None:
     source = write_tiny_source(tmp_path / "source")
     source.write_text(source.read_text() + source.read_text().splitlines()[-1] + "\n")
     summary = index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
     assert (summary.embedded, summary.unchanged, summary.done, summary.total, summary.state) == (16, 1, 17, 17, "done")
 
 
-def test_an_unchanged_source_loads_no_model_and_changes_nothing(tmp_path: Path, bundle: Path) -> None:
+def test_an_unchanged_source_loads_no_model_and_changes_nothing(
+    tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = write_tiny_source(tmp_path / "source")
     before = index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
-    loaded = Bundle.load(bundle)
-    loaded.model_path.unlink()
-    after = run_reindex(
-        Source([source]), gallery=tmp_path / "gallery", bundle=loaded, rejects_file=tmp_path / "rejects.csv"
-    )
+    monkeypatch.delattr(Embedder, "__init__")
+    after = index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
     assert (after.embedded, after.unchanged, after.generation) == (0, 16, before.generation)
 
 
-def test_a_source_larger_than_a_few_chunks_is_indexed_whole(tmp_path: Path, bundle: Path) -> None:
+def test_a_source_of_several_chunks_is_indexed_completely(tmp_path: Path, bundle: Path) -> None:
     write_tiny_source(tmp_path)
     with (tmp_path / "many.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -276,68 +261,64 @@ def test_too_many_rejects_fail_the_job(tmp_path: Path, bundle: Path) -> None:
     for name in ("red-0.jpg", "blue-0.jpg"):
         (source.parent / name).write_bytes(b"")
     with pytest.raises(ReindexError, match=r"2 of 16 images were rejected, more than 10%.*--max-rejects"):
-        index_source(source, gallery=tmp_path / "gallery", bundle=bundle, rules=Rules(most_rejected=0.1))
+        index_source(source, gallery=tmp_path / "gallery", bundle=bundle, max_rejects=0.1)
     assert last_job(tmp_path / "gallery").state == "failed"
-    rules = Rules(most_rejected=0.2)
-    assert index_source(source, gallery=tmp_path / "gallery", bundle=bundle, rules=rules).state == "partial"
+    assert index_source(source, gallery=tmp_path / "gallery", bundle=bundle, max_rejects=0.2).state == "partial"
 
 
-def test_a_place_for_rejects_that_cannot_be_written_is_told_before_any_work(tmp_path: Path, bundle: Path) -> None:
-    source = Source([write_tiny_source(tmp_path / "source")])
-    nowhere = tmp_path / "no" / "rejects.csv"
+def test_an_unwritable_rejects_file_fails_before_any_work(tmp_path: Path, bundle: Path) -> None:
+    source = write_tiny_source(tmp_path / "source")
     with pytest.raises(ReindexError, match=r"no/rejects.csv: No such file.*--rejects"):
-        run_reindex(source, gallery=tmp_path / "gallery", bundle=Bundle.load(bundle), rejects_file=nowhere)
+        run([source], tmp_path / "gallery", bundle, rejects=tmp_path / "no" / "rejects.csv")
     assert contents(tmp_path / "gallery") == set()
 
 
-def test_a_wrong_table_of_queries_is_told_before_any_work(tmp_path: Path, bundle: Path) -> None:
+def test_a_bad_table_of_queries_fails_before_any_work(tmp_path: Path, bundle: Path) -> None:
     source = write_tiny_source(tmp_path / "source")
     (tmp_path / "queries.csv").write_text("sku,image\n1,a.jpg\n")
-    rules = Rules(queries=Source([tmp_path / "queries.csv"]), expected_recall=0.5)
     with pytest.raises(LookalikeError, match=r"queries.csv has no column 'item_id'; it has sku, image"):
-        index_source(source, gallery=tmp_path / "gallery", bundle=bundle, rules=rules)
+        run([source], tmp_path / "gallery", bundle, queries=str(tmp_path / "queries.csv"), expect_recall=0.5)
     assert contents(tmp_path / "gallery") == set()
 
 
-def test_a_job_that_is_stopped_keeps_what_it_embedded_and_does_not_go_live(tmp_path: Path, bundle: Path) -> None:
+def test_a_cancelled_job_keeps_its_vectors_and_activates_nothing(tmp_path: Path, bundle: Path) -> None:
     source = write_tiny_source(tmp_path / "source")
     index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
     other = make_tiny_bundle(tmp_path / "other", grid=8)
 
     def stop_while_building(record: JobRecord) -> None:
         if record.stage == "building" and record.state == "running":
-            with opened_jobs(tmp_path / "gallery") as log:
-                log.cancel(record.id)
+            with opened_jobs(tmp_path / "gallery") as history:
+                history.cancel(record.id)
 
     with pytest.raises(Cancelled, match="Run the same command again"):
         run([source], tmp_path / "gallery", other, on_progress=stop_while_building)
     assert last_job(tmp_path / "gallery").state == "cancelled"
-    assert live(tmp_path / "gallery") == Bundle.load(bundle).id
+    assert active_bundle(tmp_path / "gallery") == Bundle.load(bundle).id
     resumed = run([source], tmp_path / "gallery", other)
     assert (resumed.embedded, resumed.unchanged, resumed.state) == (0, 16, "done")
-    assert live(tmp_path / "gallery") == Bundle.load(other).id
+    assert active_bundle(tmp_path / "gallery") == Bundle.load(other).id
 
 
 # Another bundle
 
 
-def queries_of(path: Path, *, wrong: int = 0) -> Source:
-    """A new photo of each product, the first ones with the label of another."""
+def write_queries(path: Path, *, wrong: int = 0) -> str:
+    """Writes a table of one new photo of each product, the first `wrong` with the label of another, and returns it."""
     path.mkdir()
     lines = ["item_id,image"]
     for number, colour in enumerate(COLOURS):
         (path / f"{colour}.jpg").write_bytes(tiny_photo(number, 3))
         lines.append(f"ball-{COLOURS[(number + (number < wrong)) % 8]},{colour}.jpg")
     (path / "queries.csv").write_text("\n".join(lines) + "\n")
-    return Source([path / "queries.csv"])
+    return str(path / "queries.csv")
 
 
-def test_a_new_bundle_goes_live_whole_and_the_old_one_can_be_returned_to(tmp_path: Path, bundle: Path) -> None:
+def test_a_new_bundle_is_activated_and_can_be_rolled_back(tmp_path: Path, bundle: Path) -> None:
     source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
     index_source(source, gallery=gallery, bundle=bundle)
     other = make_tiny_bundle(tmp_path / "other", grid=8)
-    rules = Rules(queries=queries_of(tmp_path / "queries"), expected_recall=1.0)
-    summary = index_source(source, gallery=gallery, bundle=other, rules=rules)
+    summary = run([source], gallery, other, queries=write_queries(tmp_path / "queries"), expect_recall=1.0)
     assert (summary.embedded, summary.message) == (16, "Recall@1 of the labelled queries is 1.0000.")
     assert first(gallery, other, tiny_photo(2, 3)) == "ball-blue"
     with pytest.raises(BundleMismatch):
@@ -352,56 +333,59 @@ def test_a_new_bundle_goes_live_whole_and_the_old_one_can_be_returned_to(tmp_pat
     assert index_source(source, gallery=gallery, bundle=bundle).unchanged == 16
 
 
-def test_a_bundle_that_finds_too_little_does_not_go_live(tmp_path: Path, bundle: Path) -> None:
+def test_a_bundle_below_the_expected_recall_is_not_activated(tmp_path: Path, bundle: Path) -> None:
     source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
     index_source(source, gallery=gallery, bundle=bundle)
     other = make_tiny_bundle(tmp_path / "other", grid=8)
-    rules = Rules(queries=queries_of(tmp_path / "queries", wrong=2), expected_recall=0.9)
-    with pytest.raises(ReindexError, match=r"0\.7500, below 0\.9000; the bundle did not go live"):
-        index_source(source, gallery=gallery, bundle=other, rules=rules)
-    assert live(gallery) == Bundle.load(bundle).id and first(gallery, bundle, tiny_photo(2, 3)) == "ball-blue"
-    assert index_source(source, gallery=gallery, bundle=other, rules=rules._replace(expected_recall=0.75)).embedded == 0
-    assert live(gallery) == Bundle.load(other).id
+    queries = write_queries(tmp_path / "queries", wrong=2)
+    with pytest.raises(ReindexError, match=r"0\.7500, below 0\.9000; the bundle was not activated.*--expect-recall"):
+        run([source], gallery, other, queries=queries, expect_recall=0.9)
+    assert active_bundle(gallery) == Bundle.load(bundle).id and first(gallery, bundle, tiny_photo(2, 3)) == "ball-blue"
+    assert run([source], gallery, other, queries=queries, expect_recall=0.75).embedded == 0
+    assert active_bundle(gallery) == Bundle.load(other).id
 
 
 def test_a_bad_query_photo_is_named(tmp_path: Path, bundle: Path) -> None:
     source = write_tiny_source(tmp_path / "source")
-    rules = Rules(queries=queries_of(tmp_path / "queries"), expected_recall=0.9)
+    queries = write_queries(tmp_path / "queries")
     (tmp_path / "queries" / "cyan.jpg").write_bytes(b"no photo")
     with pytest.raises(ReindexError, match=r"query .*/queries/cyan.jpg cannot be used"):
-        index_source(source, gallery=tmp_path / "gallery", bundle=bundle, rules=rules)
+        run([source], tmp_path / "gallery", bundle, queries=queries, expect_recall=0.9)
 
 
-def test_a_bundle_that_most_images_lack_does_not_go_live(tmp_path: Path, bundle: Path) -> None:
+def test_a_bundle_that_many_images_lack_is_not_activated(tmp_path: Path, bundle: Path) -> None:
     source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
     index_source(source, gallery=gallery, bundle=bundle)
     other = make_tiny_bundle(tmp_path / "other", grid=8)
-    whole = source.read_text()
-    without(source, "red", "green")
-    with pytest.raises(ReindexError, match=r"4 of the gallery's 16 images have no vector .* vanish"):
+    complete = source.read_text()
+    remove_rows(source, "red", "green")
+    with pytest.raises(ReindexError, match=r"4 of the gallery's 16 images have no vector .* disappear.*--max-delete"):
         index_source(source, gallery=gallery, bundle=other)
-    assert live(gallery) == Bundle.load(bundle).id
-    source.write_text(whole)
-    without(source, "red")
+    assert active_bundle(gallery) == Bundle.load(bundle).id
+    source.write_text(complete)
+    remove_rows(source, "red")
     summary = index_source(source, gallery=gallery, bundle=other)
-    assert "2 of the gallery's 16 images have no vector" in summary.message and live(gallery) == Bundle.load(other).id
+    assert (
+        "2 of the gallery's 16 images have no vector" in summary.message
+        and active_bundle(gallery) == Bundle.load(other).id
+    )
 
 
-def test_a_generation_whose_index_is_of_no_use_does_not_go_live_unless_forced(
+def test_a_bundle_whose_index_misses_the_recall_target_is_not_activated_unless_allowed(
     tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
     index_source(source, gallery=gallery, bundle=bundle)
     other = make_tiny_bundle(tmp_path / "other", grid=8)
-    built = builder.build
+    build = builder.build
 
-    def in_vain(vectors: Vectors, *, target: float, on_progress: builder.Progress) -> BuildResult:
-        graph = built(vectors, target=target, kind="hnsw", on_progress=on_progress)
+    def build_scanning(vectors: Vectors, *, target: float, on_progress: builder.Progress) -> BuildResult:
+        graph = build(vectors, target=target, kind="hnsw", on_progress=on_progress)
         return graph._replace(plan=graph.plan.model_copy(update={"effort": SCAN, "filtered_effort": SCAN}))
 
-    monkeypatch.setattr(builder, "build", in_vain)
-    with pytest.raises(ReindexError, match=r"No effort .* recall@10 of 0\.9800"):
+    monkeypatch.setattr(builder, "build", build_scanning)
+    with pytest.raises(ReindexError, match=r"does not reach a recall@10 of 0\.9800.*--allow-slow-index"):
         index_source(source, gallery=gallery, bundle=other)
-    assert live(gallery) == Bundle.load(bundle).id
-    index_source(source, gallery=gallery, bundle=other, rules=Rules(force=True))
-    assert live(gallery) == Bundle.load(other).id
+    assert active_bundle(gallery) == Bundle.load(bundle).id
+    index_source(source, gallery=gallery, bundle=other, allow_slow_index=True)
+    assert active_bundle(gallery) == Bundle.load(other).id

@@ -1,4 +1,4 @@
-"""Places: files over HTTP and from a bucket, and every way in which reading one can fail."""
+"""Remote files over HTTP and from a bucket, and every way in which reading one can fail."""
 
 import gzip
 import sys
@@ -16,8 +16,8 @@ from pyarrow import parquet
 
 from index.embedding.images import ImageError, ImageLimits
 from index.errors import LookalikeError
-from index.ingest.remote_files import Places
-from index.ingest.sources import Checked, Source
+from index.ingest.remote_files import FileReader, RetrySettings
+from index.ingest.sources import Source, SourceSummary
 
 PHOTO = b"the bytes of a photo"
 
@@ -36,19 +36,19 @@ def test_a_local_image_that_cannot_be_read_is_an_image_error(tmp_path: Path) -> 
 
 
 class Shop(BaseHTTPRequestHandler):
-    """A server with good and bad days, which counts what it was asked for."""
+    """A server with working and failing paths, which records its requests."""
 
-    asked: ClassVar[list[str]] = []
+    requested: ClassVar[list[str]] = []
     files: ClassVar[dict[str, bytes]] = {}
     stop: ClassVar[threading.Event] = threading.Event()
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
+        self.requested.append(self.path)
         path = self.path.partition("?")[0]
         if path in self.files:
             self.answer(200, self.files[path])
         elif path == "/busy.jpg":
-            self.answer(503 if self.asked.count(path) < 3 else 200, PHOTO)
+            self.answer(503 if self.requested.count(path) < 3 else 200, PHOTO)
         elif path == "/forbidden.jpg":
             self.answer(403, b"")
         elif path == "/broken.jpg":
@@ -82,12 +82,12 @@ class QuietServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up on an endless answer is what the tests are about."""
+        """Ignores clients that close the connection, as the tests provoke."""
 
 
 @pytest.fixture
 def shop() -> Iterator[str]:
-    Shop.asked.clear()
+    Shop.requested.clear()
     Shop.files.clear()
     Shop.stop.clear()
     server = QuietServer(("127.0.0.1", 0), Shop)
@@ -100,24 +100,24 @@ def shop() -> Iterator[str]:
     thread.join()
 
 
-def test_a_table_and_its_images_come_over_http(shop: str) -> None:
+def test_a_table_and_its_images_are_read_over_http(shop: str) -> None:
     packed = gzip.compress(b"item_id,image\n1,a%20b.jpg\n2,/top.jpg\n")
     Shop.files |= {"/x/t.csv.gz": packed, "/x/a%20b.jpg": PHOTO, "/top.jpg": b"other"}
     source = Source([f"{shop}/x/t.csv.gz?signature=1"])
-    assert source.check() == Checked(tables=1, rows=2, images=2)
+    assert source.check() == SourceSummary(tables=1, rows=2, images=2)
     assert [image.place for image in source] == [f"{shop}/x/a%20b.jpg", f"{shop}/top.jpg"]
     assert [source.read(image.place) for image in source] == [PHOTO, b"other"]
-    assert len([path for path in Shop.asked if "t.csv" in path]) == 1, "the table is fetched once"
+    assert len([path for path in Shop.requested if "t.csv" in path]) == 1, "the table is fetched once"
 
 
-def test_parquet_comes_from_a_server_without_ranges(tmp_path: Path, shop: str) -> None:
+def test_parquet_is_read_from_a_server_without_range_requests(tmp_path: Path, shop: str) -> None:
     parquet.write_table(pyarrow.table({"item_id": [1, 2], "image": ["a.jpg", "b.jpg"]}), tmp_path / "t.parquet")
     Shop.files["/t.parquet"] = (tmp_path / "t.parquet").read_bytes()
     assert Source([f"{shop}/t.parquet"], images="/photos").check().images == 2
 
 
 @pytest.mark.parametrize(
-    ("path", "reason", "asked"),
+    ("path", "reason", "requested"),
     [
         ("missing.jpg", "unreadable", 1),
         ("forbidden.jpg", "unreadable", 1),
@@ -129,28 +129,28 @@ def test_parquet_comes_from_a_server_without_ranges(tmp_path: Path, shop: str) -
         ("empty.jpg", "empty", 1),
     ],
 )
-def test_a_bad_answer_is_an_image_error(shop: str, path: str, reason: str, asked: int) -> None:
+def test_a_bad_response_is_an_image_error(shop: str, path: str, reason: str, requested: int) -> None:
     Shop.files["/empty.jpg"] = b""
     with pytest.raises(ImageError) as caught:
-        Places(timeout=0.3).read(f"{shop}/{path}", ImageLimits(max_bytes=1_000_000))
+        FileReader(RetrySettings(timeout=0.3, backoff=0.05)).read(f"{shop}/{path}", ImageLimits(max_bytes=1_000_000))
     assert caught.value.reason == reason
-    assert len(Shop.asked) == asked
+    assert len(Shop.requested) == requested
 
 
-def test_a_server_that_is_not_there_is_an_image_error(shop: str) -> None:
+def test_an_unreachable_server_is_an_image_error(shop: str) -> None:
     for place in ("http://127.0.0.1:1/a.jpg", "http://no-such-host.invalid/a.jpg", "http://[/a.jpg"):
         with pytest.raises(ImageError) as caught:
-            Places(timeout=1).read(place)
+            FileReader(RetrySettings(timeout=1)).read(place)
         assert caught.value.reason in ("unreachable", "unreadable")
     with pytest.raises(LookalikeError, match="it does not exist"):
         Source([f"{shop}/missing.csv"]).check()
 
 
-def test_a_busy_server_is_asked_again(shop: str) -> None:
+def test_a_request_to_a_busy_server_is_retried(shop: str) -> None:
     assert Source([]).read(f"{shop}/busy.jpg") == PHOTO
 
 
-def test_threads_read_at_once(shop: str) -> None:
+def test_threads_read_concurrently(shop: str) -> None:
     Shop.files |= {f"/{number}.jpg": b"%d" % number for number in range(100)}
     source = Source([])
     with ThreadPoolExecutor(16) as pool:
@@ -160,7 +160,7 @@ def test_threads_read_at_once(shop: str) -> None:
 
 @pytest.fixture
 def bucket() -> Iterator[Any]:
-    """fsspec's store in memory: addresses, patterns and files as of any object store."""
+    """fsspec's filesystem in memory, with addresses and patterns like an object store."""
     files = fsspec.filesystem("memory")
     yield files
     files.rm("/bucket", recursive=True)
@@ -171,7 +171,7 @@ def test_a_bucket_of_tables_is_a_source(bucket: Any) -> None:
         bucket.pipe(f"/bucket/day/{number}.csv", f"item_id,image\n{number},photos/a.jpg\n".encode())
     bucket.pipe("/bucket/day/photos/a.jpg", PHOTO)
     source = Source(["memory://bucket/day/*.csv"])
-    assert source.check() == Checked(tables=2, rows=2, images=2)
+    assert source.check() == SourceSummary(tables=2, rows=2, images=2)
     assert [image.item.id for image in source] == ["1", "2"]
     assert [source.read(image.place) for image in source] == [PHOTO, PHOTO]
     with pytest.raises(LookalikeError, match="Nothing matches"):
@@ -187,7 +187,9 @@ def test_a_remote_table_cannot_name_files_of_this_machine(bucket: Any) -> None:
         Source(["memory://bucket/t.csv"]).check()
 
 
-def test_a_missing_package_is_told_with_the_way_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_with_the_command_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "t.csv").write_text("item_id,image\n1,s3://bucket/a.jpg\n")
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.setitem(sys.modules, "aiohttp", None)

@@ -1,4 +1,4 @@
-"""Sources: what is written to any kind of table is read back, and mistakes are told before any image is opened."""
+"""Sources: every kind of table is read back as written, and mistakes are reported before any image is opened."""
 
 import csv
 import gzip
@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from index.errors import LookalikeError
-from index.gallery.types import Attribute, Item
-from index.ingest.sources import Checked, Source, SourceImage
+from index.ingest.sources import Source, SourceImage, SourceSummary
+from index.items import Attribute, Item
+from tests.support.tiny_gallery import write_tiny_folder
 
 PHOTO = b"the bytes of a photo"
 
@@ -53,7 +54,7 @@ def attributes(source: Source) -> list[dict[str, Attribute]]:
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
-def test_every_format_tells_the_same_items(tmp_path: Path, suffix: str) -> None:
+def test_every_format_yields_the_same_items(tmp_path: Path, suffix: str) -> None:
     table = WRITERS[suffix](tmp_path / f"catalogue{suffix}", ROWS)
     source = Source([table])
     ball = Item(id="a", title="A ball", attributes={"colour": "red", "price": 4.5})
@@ -63,7 +64,7 @@ def test_every_format_tells_the_same_items(tmp_path: Path, suffix: str) -> None:
         SourceImage(ball, "2.jpg", str(tmp_path / "2.jpg")),
         SourceImage(cube, "sub/3.jpg", str(tmp_path / "sub/3.jpg")),
     ]
-    assert source.check() == Checked(tables=1, rows=3, images=3)
+    assert source.check() == SourceSummary(tables=1, rows=3, images=3)
 
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12)
@@ -171,7 +172,7 @@ def test_several_addresses_patterns_and_folders_are_one_source(tmp_path: Path) -
     (tmp_path / "shop" / "ball" / "notes.txt").write_text("no photo")
     source = Source([str(tmp_path / "*.csv"), tmp_path / "shop", f"file://{tmp_path}/3.jsonl.gz"])
     assert [image.item.id for image in source] == ["1.csv", "2.csv", "ball", "packed"]
-    assert source.check() == Checked(tables=3, rows=3, images=4)
+    assert source.check() == SourceSummary(tables=3, rows=3, images=4)
 
 
 @pytest.mark.parametrize(
@@ -180,36 +181,34 @@ def test_several_addresses_patterns_and_folders_are_one_source(tmp_path: Path) -
         ("t.csv", "sku,photo\n1,a.jpg\n", "no column 'item_id' and no 'image'; it has sku, photo.*item_id=sku"),
         ("t.csv", "", "no column .*it has none"),
         ("t.csv", "item_id,image,image\n", "two columns 'image'"),
-        ("t.csv", "item_id,image\n", "names no images"),
+        ("t.csv", "item_id,image\n", "has no images"),
         ("t.csv", "item_id,image\n1,a.jpg\n2,\n", "t.csv, line 3: no value for 'image', only for item_id"),
         ("t.csv", "item_id,image\n1,a.jpg,surplus\n", "line 2: 3 fields under 2 columns"),
-        ("t.csv", "item_id,image\n1,htp://example.com/a.jpg\n", "line 2: 'htp.*no address that is known"),
+        ("t.csv", "item_id,image\n1,htp://example.com/a.jpg\n", "line 2: 'htp.*unknown scheme"),
         ("t.csv", f"item_id,image\n1,{'x' * 600}\n", "line 2: image_id: .* has 600 characters"),
         ("t.csv", f"item_id,image,title\n1,a.jpg,{'x' * 1001}\n", "line 2: title: .* at most 1000 characters"),
         ("t.jsonl", json.dumps({"item_id": "1", "image": "a", "url": "x" * 2001}), "line 1: url: .* at most 2000 char"),
         ("t.csv.gz", gzip.compress(b"item_id,image\n1,a.jpg\n", mtime=0)[:-9], "Compressed file ended"),
         ("t.csv", b"item_id,image\n1,\xff\n", "utf-8"),
-        ("t.jsonl", '{"item_id": 1, "image": "a"}\n{"item_id": 2\n', "line 2: no JSON"),
+        ("t.jsonl", '{"item_id": 1, "image": "a"}\n{"item_id": 2\n', "line 2: not valid JSON"),
         ("t.jsonl", '{"sku": 1, "image": "a"}\n', "line 1: no value for 'item_id', only for sku, image"),
         ("t.jsonl", '{"item_id": "1", "image": "a", "size": [1]}\n', r"line 1: attributes.size: .* string, a number"),
-        ("t.jsonl", '{"item_id": "1", "image": "a", "x": 1, "attributes": {"x": 2}}\n', "'x' is a column and"),
+        ("t.jsonl", '{"item_id": "1", "image": "a", "x": 1, "attributes": {"x": 2}}\n', "'x' is both a column and"),
         ("t.jsonl", '{"item_id": "1", "image": ["a", "b"], "image_id": "c"}\n', "line 1: image_id: 1 for 2 images"),
         ("t.jsonl", '{"item_id": "\\ud800", "image": "a"}\n', "line 1: id"),
         ("t.jsonl", '{"item_id": "1", "image": "\\ud800"}\n', "line 1: .*surrogates not allowed"),
-        ("t.jsonl", "[]\n", "line 1: no JSON object"),
-        ("t.parquet", "no parquet", "no Parquet table"),
-        ("t.xlsx", "", "no table of a known format"),
+        ("t.jsonl", "[]\n", "line 1: not a JSON object"),
+        ("t.parquet", "no parquet", "not a Parquet table"),
+        ("t.xlsx", "", "not a table of a known format"),
     ],
 )
-def test_a_wrong_table_is_refused_before_any_work(
-    tmp_path: Path, name: str, content: str | bytes, message: str
-) -> None:
+def test_a_bad_table_is_rejected_with_its_line(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(LookalikeError, match=message):
         Source([tmp_path / name]).check()
 
 
-def test_a_nested_value_of_parquet_is_told_with_row_and_column(tmp_path: Path) -> None:
+def test_a_nested_value_of_parquet_is_reported_with_row_and_column(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"item_id": "1", "image": "a", "size": None},
         {"item_id": "2", "image": "b", "size": {"x": 1}},
@@ -218,7 +217,7 @@ def test_a_nested_value_of_parquet_is_told_with_row_and_column(tmp_path: Path) -
         Source([write_parquet(tmp_path / "t.parquet", rows)]).check()
 
 
-def test_bad_rows_of_all_tables_are_told_together(tmp_path: Path) -> None:
+def test_bad_rows_of_all_tables_are_reported_together(tmp_path: Path) -> None:
     (tmp_path / "1.csv").write_text("item_id,image\n1,\n,a.jpg\n3,fine.jpg\n")
     (tmp_path / "2.csv").write_text("item_id,image\n" + "1,\n" * 30)
     with pytest.raises(LookalikeError) as caught:
@@ -227,24 +226,24 @@ def test_bad_rows_of_all_tables_are_told_together(tmp_path: Path) -> None:
     assert "1.csv, line 3" in str(caught.value) and "2.csv, line 9" in str(caught.value)
 
 
-def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
+def test_invalid_arguments_are_rejected(tmp_path: Path) -> None:
     table = write_csv(tmp_path / "t.csv", [{"item_id": "1", "image": "a.jpg", "colour": "", "size": 1}])
     with pytest.raises(LookalikeError, match="Nothing matches"):
         Source([str(tmp_path / "*.parquet")]).check()
     with pytest.raises(LookalikeError, match="No source at"):
         Source([tmp_path / "missing.csv"]).check()
-    with pytest.raises(LookalikeError, match="No column 'sku' can be mapped"):
+    with pytest.raises(LookalikeError, match="no field 'sku' to map"):
         Source([table], columns={"sku": "item_id"})
     with pytest.raises(LookalikeError, match="no column 'name'"):
         Source([table], columns={"title": "name"}).check()
     with pytest.raises(LookalikeError, match="attribute 'color'; there are colour, size"):
         Source([table], attributes=["color"]).check()
-    Source([table], attributes=["colour"]).check()  # a column without a value today is no mistake
+    Source([table], attributes=["colour"]).check()  # a column without values is valid
     with pytest.raises(LookalikeError, match="gopher://"):
         Source(["gopher://example.com/t.csv"]).check()
 
 
-def test_a_long_table_is_a_stream(tmp_path: Path) -> None:
+def test_a_long_table_is_read_in_constant_memory(tmp_path: Path) -> None:
     def peak(rows: int) -> int:
         with (tmp_path / "t.csv").open("w") as file:
             file.write("item_id,image,colour\n")
@@ -257,3 +256,8 @@ def test_a_long_table_is_a_stream(tmp_path: Path) -> None:
 
     peak(10)  # what is allocated once
     assert peak(5_000) < 2 * peak(200) + 100_000
+
+
+def test_a_folder_with_one_folder_per_item_is_a_source(tmp_path: Path) -> None:
+    images = list(Source([write_tiny_folder(tmp_path / "photos", views=2)]))
+    assert len(images) == 16 and images[0].item.id == "blue" and images[0].image_id == "0.jpg"

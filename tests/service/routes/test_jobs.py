@@ -1,4 +1,4 @@
-"""Re-indexing over the API: real jobs in processes of their own, watched, cancelled, and left alone."""
+"""Re-indexing over the API: real jobs in processes of their own, watched, cancelled, and outliving the service."""
 
 import json
 import time
@@ -7,13 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import fastapi.routing
 import httpx
 import pytest
 
 from index.embedding.bundle import Bundle
 from index.gallery.jobs import JobLog, opened_jobs
+from index.ingest.options import ReindexOptions
 from service.auth.api_keys import KeyRing
-from service.routes import jobs
 from service.settings import Settings
 from tests.service.conftest import problem, serving
 from tests.support.tiny_bundle import make_tiny_bundle
@@ -32,7 +33,7 @@ class Shop(NamedTuple):
 
 @pytest.fixture
 def shop(tmp_path: Path) -> Iterator[Shop]:
-    """A service over an indexed gallery that knows two sources and another bundle by name."""
+    """A service over an indexed gallery, with two sources and another bundle in its settings."""
     gallery = make_tiny_gallery(tmp_path / "gallery", make_tiny_bundle(tmp_path / "bundle"))
     settings = Settings(
         gallery=gallery,
@@ -44,8 +45,8 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         yield Shop(settings, client, history)
 
 
-def ended(client: httpx.Client, address: str) -> dict[str, Any]:
-    """A job once it is over."""
+def wait_for_end(client: httpx.Client, address: str) -> dict[str, Any]:
+    """Waits until a job has ended, and returns it."""
     deadline = time.monotonic() + 60
     while (job := client.get(address).json())["state"] == "running":
         assert time.monotonic() < deadline, job
@@ -53,21 +54,21 @@ def ended(client: httpx.Client, address: str) -> dict[str, Any]:
     return dict(job)
 
 
-def told(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The events of a stream, each with its data."""
+def read_events(lines: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the events of a stream, each with its data."""
     for line in lines:
         if line.startswith("event: "):
             yield line.removeprefix("event: "), json.loads(next(lines).removeprefix("data: "))
 
 
-def test_a_job_is_begun_watched_and_done(shop: Shop) -> None:
-    begun = shop.client.post("/v1/jobs", json={"source": "more"})
-    assert begun.status_code == 202 and begun.json()["state"] == "running"
-    address = begun.headers["location"]
-    assert address == f"/v1/jobs/{begun.json()['id']}"
+def test_a_job_is_started_watched_and_done(shop: Shop) -> None:
+    started = shop.client.post("/v1/jobs", json={"source": "more"})
+    assert started.status_code == 202 and started.json()["state"] == "running"
+    address = started.headers["location"]
+    assert address == f"/v1/jobs/{started.json()['id']}"
     with shop.client.stream("GET", f"{address}/events") as stream:
         assert stream.headers["content-type"].startswith("text/event-stream")
-        events = list(told(stream.iter_lines()))
+        events = list(read_events(stream.iter_lines()))
     assert [name for name, _ in events[:-1]] == ["progress"] * (len(events) - 1)
     name, last = events[-1]
     assert (name, last["state"], last["done"], last["total"]) == ("ended", "done", 24, 24)
@@ -75,15 +76,17 @@ def test_a_job_is_begun_watched_and_done(shop: Shop) -> None:
     job = shop.client.get(address).json()
     assert job == last and job["rate"] > 0 and job["seconds_left"] is None
     assert [one["id"] for one in shop.client.get("/v1/jobs").json()["jobs"]] == [job["id"], job["id"] - 1]
+    options = ReindexOptions.model_validate_json((shop.gallery / "jobs" / f"{job['id']}.options.json").read_bytes())
+    assert options.source == [shop.settings.sources["more"]], "the options are kept with the log"
     assert "8 photos embedded" in (shop.gallery / "jobs" / f"{job['id']}.log").read_text()
     found = shop.client.post("/v1/search?top=1", files={"image": tiny_photo(2, 2)}).json()
     assert (found["items"][0]["id"], found["generation"]) == ("ball-blue", job["generation"])
 
 
-def test_a_named_bundle_goes_live_over_the_api(shop: Shop) -> None:
+def test_a_named_bundle_is_activated_over_the_api(shop: Shop) -> None:
     small = Bundle.load(shop.settings.bundles["small"]).id
-    body = {"source": "more", "bundle": "small", "force": True, "queries": "more", "expect_recall": 0.5}
-    job = ended(shop.client, shop.client.post("/v1/jobs", json=body).headers["location"])
+    body = {"source": "more", "bundle": "small", "max_delete": 1, "queries": "more", "expect_recall": 0.5}
+    job = wait_for_end(shop.client, shop.client.post("/v1/jobs", json=body).headers["location"])
     assert (job["state"], job["bundle_id"]) == ("done", small) and "Recall@1" in job["message"]
     deadline = time.monotonic() + 20
     while shop.client.get("/v1/status").json()["bundle"]["id"] != small:
@@ -91,25 +94,25 @@ def test_a_named_bundle_goes_live_over_the_api(shop: Shop) -> None:
         assert time.monotonic() < deadline, "the service must follow"
 
 
-def test_one_of_several_that_are_posted_at_once_runs(shop: Shop) -> None:
+def test_only_one_of_several_concurrent_requests_starts_a_job(shop: Shop) -> None:
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: shop.client.post("/v1/jobs", json={"source": "more"}), range(4)))
-    (begun,) = [answer for answer in answers if answer.status_code == 202]
+    (started,) = [answer for answer in answers if answer.status_code == 202]
     for answer in answers:
-        if answer is not begun:
+        if answer is not started:
             body = problem(answer, 409, "job-running")
-            assert f"Job {begun.json()['id']} " in body["detail"]
-            assert answer.headers["location"] == begun.headers["location"]
-    assert ended(shop.client, begun.headers["location"])["state"] == "done"
+            assert f"Job {started.json()['id']} " in body["detail"]
+            assert answer.headers["location"] == started.headers["location"]
+    assert wait_for_end(shop.client, started.headers["location"])["state"] == "done"
 
 
-def test_a_job_that_somebody_else_runs_counts_too(shop: Shop) -> None:
+def test_a_job_of_another_process_blocks_a_new_one(shop: Shop) -> None:
     other = shop.history.begin("elsewhere.csv", "0" * 16)
     body = problem(shop.client.post("/v1/jobs", json={"source": "more"}), 409, "job-running")
     assert str(other.record.id) in body["detail"]
     other.update(state="done")
-    begun = shop.client.post("/v1/jobs", json={"source": "more"})
-    assert ended(shop.client, begun.headers["location"])["state"] == "done"
+    started = shop.client.post("/v1/jobs", json={"source": "more"})
+    assert wait_for_end(shop.client, started.headers["location"])["state"] == "done"
 
 
 def test_a_request_names_sources_and_never_paths(shop: Shop) -> None:
@@ -124,16 +127,16 @@ def test_a_request_names_sources_and_never_paths(shop: Shop) -> None:
         "/v1/jobs", content=b'{"source": "more", "bundle": ["\\ud800"]}', headers={"Content-Type": "application/json"}
     )
     problem(half, 422, "request-invalid")
-    assert len(shop.client.get("/v1/jobs").json()["jobs"]) == 1, "none of these began"
+    assert len(shop.client.get("/v1/jobs").json()["jobs"]) == 1, "none of these started a job"
 
 
-def test_a_bundle_that_is_none_is_told(shop: Shop) -> None:
+def test_an_invalid_bundle_is_reported(shop: Shop) -> None:
     (shop.settings.bundles["small"] / "bundle.json").unlink()
     problem(shop.client.post("/v1/jobs", json={"source": "more", "bundle": "small"}), 422, "bundle-unusable")
 
 
-def test_a_job_over_a_source_that_is_missing_fails_and_says_so(shop: Shop) -> None:
-    job = ended(shop.client, shop.client.post("/v1/jobs", json={"source": "lost"}).headers["location"])
+def test_a_job_with_a_missing_source_fails_with_its_name(shop: Shop) -> None:
+    job = wait_for_end(shop.client, shop.client.post("/v1/jobs", json={"source": "lost"}).headers["location"])
     assert job["state"] == "failed" and "lost.csv" in job["message"]
 
 
@@ -145,20 +148,18 @@ def test_a_job_over_a_source_that_is_missing_fails_and_says_so(shop: Shop) -> No
         ("kill -9 $$", "interrupted", "signal 9"),
     ],
 )
-def test_a_process_that_dies_at_once_is_told(
+def test_a_process_that_dies_early_is_recorded(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, state: str, message: str
 ) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o700)
     monkeypatch.setattr("sys.executable", str(python))
-    job = ended(shop.client, shop.client.post("/v1/jobs", json={"source": "more"}).headers["location"])
+    job = wait_for_end(shop.client, shop.client.post("/v1/jobs", json={"source": "more"}).headers["location"])
     assert job["state"] == state and message in job["message"]
 
 
-def test_a_process_that_cannot_be_started_leaves_no_job_behind_that_seems_to_run(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_cannot_be_started_leaves_a_failed_job(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     problem(shop.client.post("/v1/jobs", json={"source": "more"}), 500, "internal")
     (newest, *_) = shop.client.get("/v1/jobs").json()["jobs"]
@@ -168,11 +169,11 @@ def test_a_process_that_cannot_be_started_leaves_no_job_behind_that_seems_to_run
 def test_a_cancelled_job_ends_and_cannot_be_cancelled_again(shop: Shop) -> None:
     address = shop.client.post("/v1/jobs", json={"source": "more"}).headers["location"]
     assert shop.client.delete(address).status_code == 202
-    assert ended(shop.client, address)["state"] == "cancelled"
+    assert wait_for_end(shop.client, address)["state"] == "cancelled"
     assert "cancelled" in problem(shop.client.delete(address), 409, "job-ended")["detail"]
 
 
-def test_a_job_that_never_was_is_not_found(shop: Shop) -> None:
+def test_an_unknown_job_is_not_found(shop: Shop) -> None:
     for address in ("/v1/jobs/99", "/v1/jobs/99/events"):
         problem(shop.client.get(address), 404, "job-missing")
     problem(shop.client.delete("/v1/jobs/99"), 404, "job-missing")
@@ -180,39 +181,40 @@ def test_a_job_that_never_was_is_not_found(shop: Shop) -> None:
         problem(shop.client.get(f"/v1/jobs/{number}"), 422, "request-invalid")
 
 
-def test_a_job_outlives_the_service_that_began_it(shop: Shop) -> None:
+def test_a_job_outlives_the_service_that_started_it(shop: Shop) -> None:
     with serving(shop.settings) as other:
         address = other.post("/v1/jobs", json={"source": "more"}).headers["location"]
-    assert ended(shop.client, address)["state"] == "done"
+    assert wait_for_end(shop.client, address)["state"] == "done"
 
 
-def test_a_stream_tells_each_step_and_that_it_still_watches(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "_HEARTBEAT", 0.0)
+def test_a_stream_sends_each_change_and_heartbeats(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fastapi.routing, "_PING_INTERVAL", 0.1)
     job = shop.history.begin("elsewhere.csv", "0" * 16)
     with shop.client.stream("GET", f"/v1/jobs/{job.record.id}/events") as stream:
+        assert stream.headers["x-accel-buffering"] == "no", "nginx must not buffer events"
         lines = stream.iter_lines()
-        assert next(told(lines))[1]["stage"] == "checking"
-        assert next(line for line in lines if line) == ": nothing new"
+        assert next(read_events(lines))[1]["stage"] == "checking"
+        assert next(line for line in lines if line) == ": ping"
         job.update(stage="embedding", total=10, done=5)
-        name, data = next(told(lines))
+        name, data = next(read_events(lines))
         assert (name, data["stage"], data["done"]) == ("progress", "embedding", 5) and data["seconds_left"] > 0
         job.update(state="done")
-        assert next(told(lines))[0] == "ended"
-        assert not any(lines)
+        assert next(read_events(lines))[0] == "ended"
+        assert not any(line for line in lines if line != ": ping")
 
 
-def test_a_stream_whose_client_has_left_does_not_keep_the_service_from_ending(shop: Shop) -> None:
+def test_a_stream_whose_client_disconnected_does_not_delay_the_shutdown(shop: Shop) -> None:
     job = shop.history.begin("elsewhere.csv", "0" * 16)
     with serving(shop.settings) as other, other.stream("GET", f"/v1/jobs/{job.record.id}/events") as stream:
-        assert next(told(stream.iter_lines()))[0] == "progress"
+        assert next(read_events(stream.iter_lines()))[0] == "progress"
 
 
 def test_jobs_need_the_scope_admin(settings: Settings, tmp_path: Path) -> None:
     ring = KeyRing(tmp_path / "keys.json")
     writer, admin = {"X-API-Key": ring.create("shop", ["write"])}, {"X-API-Key": ring.create("ops", ["admin"])}
     with serving(settings.model_copy(update={"keys": tmp_path / "keys.json"})) as client:
-        asked = [("POST", ""), ("GET", ""), ("GET", "/1"), ("GET", "/1/events"), ("DELETE", "/1")]
-        for method, path in asked:
+        routes = [("POST", ""), ("GET", ""), ("GET", "/1"), ("GET", "/1/events"), ("DELETE", "/1")]
+        for method, path in routes:
             refused = client.request(method, f"/v1/jobs{path}", headers=writer, json={"source": "more"})
             assert "admin" in problem(refused, 403, "forbidden")["detail"]
         assert client.get("/v1/jobs", headers=admin).status_code == 200

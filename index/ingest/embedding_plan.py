@@ -1,0 +1,130 @@
+"""Decides which images of a source are embedded. This module holds the whole rule.
+
+An image of a source is known by its item id and image id. It is embedded unless one of these holds, in this order:
+
+1. The source named it before in this run. From the same place it counts as unchanged; from another place it is
+   rejected as a duplicate. The first row wins, also for the title, URL and attributes of an item: otherwise rows that
+   differ would replace each other in every run, and their photos would be embedded again each time.
+2. The gallery has a vector of the job's bundle for it, made from the same bytes (SHA-256). It is unchanged.
+
+Only the second needs the photo's bytes, so the workers apply it (`is_unchanged`), to digests that were read beforehand.
+"""
+
+import sqlite3
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import NamedTuple, Self
+
+from index.gallery.types import Item, NewImage
+from index.ingest.sources import SourceImage
+
+KnownDigests = Mapping[tuple[str, str], str]
+"""Item id and image id to the digest of the photo that the gallery has a vector of."""
+
+
+class Reject(NamedTuple):
+    """A photo that could not be indexed, and why."""
+
+    item_id: str
+    image_id: str
+    place: str
+    reason: str
+    problem: str
+
+
+class Unchanged(NamedTuple):
+    """A photo that the gallery already holds, byte for byte."""
+
+    image_id: str
+
+
+Outcome = NewImage | Unchanged | Reject
+
+
+def is_unchanged(image: SourceImage, digest: str, known: KnownDigests) -> bool:
+    """Returns whether the gallery has a vector of exactly these bytes for the image."""
+    return known.get((image.item.id, image.image_id)) == digest
+
+
+class Repeat(NamedTuple):
+    """An image that the source named before, with its outcome."""
+
+    image: SourceImage
+    outcome: Unchanged | Reject
+
+
+class PlannedChunk(NamedTuple):
+    """A chunk of a source: the images to hand to a worker, with what the gallery has of them, and the repeated ones."""
+
+    images: list[SourceImage]
+    known: KnownDigests
+    repeats: list[Repeat]
+
+
+class EmbeddingPlan:
+    """Applies the rule to a source, chunk by chunk, and keeps what the source named so far.
+
+    That is kept in a temporary SQLite database: a source may name more images than fit in memory.
+    """
+
+    def __init__(
+        self, read_digests: Callable[[str], Mapping[tuple[str, str], str]], *, cached_items: int = 1024
+    ) -> None:
+        """`read_digests` returns the digests of an item's images that have a vector of the job's bundle."""
+        # The rows of an item mostly follow each other, but an item may have many photos all over a table.
+        self._read_digests = lru_cache(cached_items)(read_digests)
+
+    def __enter__(self) -> Self:
+        self._db = sqlite3.connect("", isolation_level=None)
+        self._db.execute("CREATE TABLE items (id TEXT PRIMARY KEY, item TEXT)")
+        self._db.execute("CREATE TABLE images (item TEXT, image TEXT, place TEXT, PRIMARY KEY (item, image))")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._db.close()
+
+    def add(self, chunk: list[SourceImage]) -> PlannedChunk:
+        """Records the images of a chunk as named, and returns what to do with each."""
+        images: list[SourceImage] = []
+        repeats: list[Repeat] = []
+        self._db.execute("BEGIN")
+        for row in chunk:
+            image = row._replace(item=self._first_description(row.item))
+            first = self._first_place(image)
+            if first is None:
+                images.append(image)
+            elif first == image.place:
+                repeats.append(Repeat(image, Unchanged(image.image_id)))
+            else:
+                problem = f"The source names this image twice, first at {first}. Give each photo its own image_id."
+                reject = Reject(image.item.id, image.image_id, image.place, "duplicate", problem)
+                repeats.append(Repeat(image, reject))
+        self._db.execute("COMMIT")
+        pairs = [(image.item.id, image.image_id) for image in images]
+        known = {pair: digest for pair in pairs if (digest := self._read_digests(pair[0]).get(pair))}
+        return PlannedChunk(images, known, repeats)
+
+    def _first_place(self, image: SourceImage) -> str | None:
+        """Returns the place that the source named first for the image; None if it is named for the first time."""
+        key = (image.item.id, image.image_id)
+        if self._db.execute("INSERT OR IGNORE INTO images VALUES (?, ?, ?)", (*key, image.place)).rowcount:
+            return None
+        (place,) = self._db.execute("SELECT place FROM images WHERE item = ? AND image = ?", key).fetchone()
+        return str(place)
+
+    def _first_description(self, item: Item) -> Item:
+        """Returns the item as the source described it first."""
+        text = item.model_dump_json()
+        if self._db.execute("INSERT OR IGNORE INTO items VALUES (?, ?)", (item.id, text)).rowcount:
+            return item
+        (first,) = self._db.execute("SELECT item FROM items WHERE id = ?", (item.id,)).fetchone()
+        return item if first == text else Item.model_validate_json(first)
+
+    def has_image(self, item_id: str, image_id: str) -> bool:
+        """Returns whether the source named the image."""
+        query = "SELECT 1 FROM images WHERE item = ? AND image = ?"
+        return self._db.execute(query, (item_id, image_id)).fetchone() is not None
+
+    def has_item(self, item_id: str) -> bool:
+        """Returns whether the source named the item."""
+        return self._db.execute("SELECT 1 FROM items WHERE id = ?", (item_id,)).fetchone() is not None

@@ -1,0 +1,88 @@
+"""The options of a re-indexing job, defined once for the command line, the HTTP API and the job's own process.
+
+Imports neither NumPy nor an engine, so that the HTTP client and `lookalike --help` can use it.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from index._util.models import Frozen
+
+
+def _parse_columns(value: Any) -> Any:
+    """Returns a list of NAME=COLUMN, as the command line takes it, as a mapping."""
+    if not isinstance(value, list):
+        return value
+    pairs = [str(text).partition("=") for text in value]
+    for text, (name, equals, column) in zip(value, pairs, strict=True):
+        if not (name and equals and column):
+            raise ValueError(f"{text!r} is not of the form NAME=COLUMN, such as item_id=sku")
+    return {name: column for name, _, column in pairs}
+
+
+def _split_names(value: Any) -> Any:
+    """Returns a text of names separated by commas as a list."""
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
+class CommonOptions(Frozen):
+    """The options that the command line and the HTTP API share: what a job may delete, and what it must reach."""
+
+    delete_missing: bool = Field(
+        default=False, description="Remove the items and images that are no longer in the source."
+    )
+    max_delete: float = Field(
+        default=0.2,
+        ge=0,
+        le=1,
+        description="Fail if more than this share of the gallery's images would be deleted, or lacks a vector of a new "
+        "bundle.",
+    )
+    max_rejects: float = Field(
+        default=1.0, ge=0, le=1, description="Fail if more than this share of the source's images is rejected."
+    )
+    queries: str | None = Field(
+        default=None, description="Source of labelled photos to test the bundle with before it is activated."
+    )
+    expect_recall: float | None = Field(
+        default=None, ge=0, le=1, description="Fail if the recall@1 of the queries is lower."
+    )
+    allow_slow_index: bool = Field(
+        default=False,
+        description="Activate a bundle even if its index misses the recall target, so that every search compares all "
+        "vectors.",
+    )
+
+    @model_validator(mode="after")
+    def _check_queries(self) -> Self:
+        if (self.queries is None) != (self.expect_recall is None):
+            raise ValueError("queries and expect_recall belong together: give both or neither")
+        return self
+
+
+class ReindexOptions(CommonOptions):
+    """A re-indexing job."""
+
+    source: list[str] = Field(
+        min_length=1,
+        description="Tables (CSV, JSON lines, Parquet: item_id, image, ...), or folders with one folder per item: "
+        "paths, quoted patterns, s3:// and https:// addresses.",
+    )
+    gallery: str = Field(min_length=1, description="Address of the gallery: a folder.")
+    bundle: Path = Field(description="Folder of the exported model.")
+    columns: Annotated[dict[str, str], BeforeValidator(_parse_columns)] = Field(
+        default={}, description="Column that holds a field, where its name differs: item_id=sku."
+    )
+    attributes: Annotated[list[str] | None, BeforeValidator(_split_names)] = Field(
+        default=None, description="Columns to keep as attributes, separated by commas. Default: all."
+    )
+    images: str | None = Field(
+        default=None, description="Folder that image paths are relative to. Default: the table's own."
+    )
+    rejects: Path = Field(default=Path("rejects.csv"), description="File for the rejected photos and the reasons.")
+    ray: str | None = Field(
+        default=None,
+        description="Embed on a Ray cluster: host:port, ray://host:port, auto, or local for one on this machine.",
+    )
