@@ -98,7 +98,10 @@ async def start(request: Request, response: Response, state: StateDep) -> JobSta
 @router.get(
     "/v1/jobs",
     summary="List jobs",
-    responses={200: example_response({"jobs": [_RUNNING]}, "Jobs, newest first"), **error_responses(INVALID, OVERLOADED, *ACCESS_PROBLEMS)},
+    responses={
+        200: example_response({"jobs": [_RUNNING]}, "Jobs, newest first"),
+        **error_responses(INVALID, OVERLOADED, *ACCESS_PROBLEMS),
+    },
 )
 async def list_jobs(state: StateDep, count: Annotated[int, Query(ge=1, le=1000)] = 20) -> JobsAnswer:
     """Returns the newest jobs, whoever started them."""
@@ -117,7 +120,10 @@ RecordDep = Annotated[JobRecord, Depends(_read_record)]
 @router.get(
     "/v1/jobs/{job_id}",
     summary="Read a job",
-    responses={200: example_response(_RUNNING, "The job"), **error_responses(JOB_MISSING, INVALID, OVERLOADED, *ACCESS_PROBLEMS)},
+    responses={
+        200: example_response(_RUNNING, "The job"),
+        **error_responses(JOB_MISSING, INVALID, OVERLOADED, *ACCESS_PROBLEMS),
+    },
 )
 async def read(record: RecordDep) -> JobStatus:
     """Returns the current state of a job."""
