@@ -156,9 +156,9 @@ class _Training:
                 self.save()
                 saved = now
         if not all(torch.isfinite(value).all() for value in work.model.state_dict().values()):
-            raise self.diverged(f"a weight is not finite after epoch {progress.epoch + 1}")
+            raise self.divergence_error(f"a weight is not finite after epoch {progress.epoch + 1}")
 
-    def diverged(self, what: str) -> TrainingError:
+    def divergence_error(self, what: str) -> TrainingError:
         rate = self.config.optimiser.learning_rate
         return TrainingError(
             f"Training diverged: {what}.",
@@ -211,7 +211,7 @@ class _Training:
         for step, pending in enumerate(self.pending, first):
             figures = {name: next(values) if isinstance(value, Tensor) else value for name, value in pending.items()}
             if not math.isfinite(figures["loss"]):
-                raise self.diverged(f"the loss became {figures['loss']} at step {step} of epoch {epoch}")
+                raise self.divergence_error(f"the loss became {figures['loss']} at step {step} of epoch {epoch}")
             progress.add(figures)
             self.logger.step(progress.epoch * len(self.work.batches) + step, figures)
         self.pending.clear()

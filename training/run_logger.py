@@ -82,7 +82,7 @@ def _plot(history: list[dict[str, Any]], path: Path) -> None:
     recall.set_title("Recall and MAP on classes never trained")
     shares.set_title("Shares of pairs in the loss")
     rate.set_title("Learning rate and loss")
-    for axes, names in ((recall, _measured(history)), (shares, PAIR_SHARES), (rate, ("learning_rate",))):
+    for axes, names in ((recall, _metric_names(history)), (shares, PAIR_SHARES), (rate, ("learning_rate",))):
         for name in names:
             points = [(record["epoch"], record[name]) for record in history if name in record]
             if points:
@@ -99,6 +99,6 @@ def _plot(history: list[dict[str, Any]], path: Path) -> None:
         figure.savefig(temporary, format="png", dpi=120)
 
 
-def _measured(history: list[dict[str, Any]]) -> list[str]:
+def _metric_names(history: list[dict[str, Any]]) -> list[str]:
     names = dict.fromkeys(name for record in history for name in record)
     return [name for name in names if name.rpartition(".")[2] in ("recall@1", "recall@8", "map@r")]

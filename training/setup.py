@@ -239,14 +239,14 @@ class _Inputs:
     def loader(self, batches: Batches, out: Path, callback: Callback) -> DataLoader[Any]:
         config, pin = self.config, self.world.device.type == "cuda"
         if config.cached_views:
-            return DataLoader(self._cached(out, callback), batch_sampler=batches, pin_memory=pin)
+            return DataLoader(self._load_cache(out, callback), batch_sampler=batches, pin_memory=pin)
         decoded = TrainingPhotos(self.photos, config.preprocessing.input_size, config.augmentation, config.seed)
         keep = self.workers > 0
         return DataLoader(
             decoded, batch_sampler=batches, num_workers=self.workers, pin_memory=pin, persistent_workers=keep
         )
 
-    def _cached(self, out: Path, callback: Callback) -> CachedFeatures:
+    def _load_cache(self, out: Path, callback: Callback) -> CachedFeatures:
         config, backbone = self.config, self.config.backbone
         cache = cache_features(
             self.photos,

@@ -103,17 +103,17 @@ def _chain(
     return parts
 
 
-def _numbered(prefix: str, blocks: Sequence[nn.Module]) -> list[str]:
+def _block_names(prefix: str, blocks: Sequence[nn.Module]) -> list[str]:
     return [f"{prefix}.{number}" for number in range(len(blocks))]
 
 
 def _split_efficientnet(network: Any) -> list[_Part]:
     before, after = [network.conv_stem, network.bn1], [network.conv_head, network.bn2]
-    return _chain(_numbered("blocks", network.blocks), network.blocks, before=before, after=after)
+    return _chain(_block_names("blocks", network.blocks), network.blocks, before=before, after=after)
 
 
 def _split_mobilenet(network: Any) -> list[_Part]:
-    return _chain(_numbered("blocks", network.blocks), network.blocks, before=[network.conv_stem, network.bn1])
+    return _chain(_block_names("blocks", network.blocks), network.blocks, before=[network.conv_stem, network.bn1])
 
 
 def _split_resnet(network: Any) -> list[_Part]:
@@ -123,13 +123,13 @@ def _split_resnet(network: Any) -> list[_Part]:
 
 
 def _split_convnext(network: Any) -> list[_Part]:
-    names = _numbered("stages", network.stages)
+    names = _block_names("stages", network.stages)
     return _chain(names, network.stages, before=[network.stem], after=[network.norm_pre])
 
 
 def _split_transformer(network: Any) -> list[_Part]:
     before = [network.patch_embed, network._pos_embed, network.patch_drop, network.norm_pre]
-    names = _numbered("blocks", network.blocks)
+    names = _block_names("blocks", network.blocks)
     return _chain(names, network.blocks, before=before, after=[network.norm], helpers=[network.pos_drop])
 
 
@@ -148,7 +148,7 @@ def _split_eva(network: Any) -> list[_Part]:
         return out
 
     return _chain(
-        _numbered("blocks", network.blocks),
+        _block_names("blocks", network.blocks),
         network.blocks,
         before=[network.patch_embed, embed_places, network.norm_pre],
         after=[network.norm],

@@ -110,7 +110,7 @@ def cache_features(
     name = hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()[:32]
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"features-{name}.npy"
-    with _locked(directory / f".{path.name}.lock"):
+    with _lock_file(directory / f".{path.name}.lock"):
         try:
             features = np.load(path, mmap_mode="r")
         except (FileNotFoundError, ValueError, EOFError):  # missing or truncated
@@ -211,7 +211,7 @@ def _fingerprint(photo: Photo) -> list[object]:
 
 
 @contextmanager
-def _locked(file: Path) -> Iterator[None]:
+def _lock_file(file: Path) -> Iterator[None]:
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

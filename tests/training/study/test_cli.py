@@ -25,7 +25,12 @@ def test_the_command_checks_summarises_and_writes_a_page(
     assert "default-src 'none'" in page and "<script" not in page and "http://" not in page
     results = folder.results()
     assert all(f"{100 * result.figures['map@r']:.2f}" in page for result in results.values())
-    for text in ("MAP@R on the test classes", "MAP@R on the held-out training classes", "loss.settings.volume", "thin"):
+    for text in (
+        "MAP@R on the test classes",
+        "MAP@R on the held-out training classes",
+        "loss.settings.volume",
+        "stroke-width: 0.8",
+    ):
         assert text in page
     assert results[KEYS[0]].initial.weights[:8] in page
 

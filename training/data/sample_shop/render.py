@@ -56,7 +56,7 @@ class Model:
         points, normals = (np.einsum("nj,kj->nk", a, turn.astype(np.float32)) for a in (self.points, self.normals))
         return replace(self, points=points, normals=normals)
 
-    def joined(self, other: Model) -> Model:
+    def join(self, other: Model) -> Model:
         return Model(
             np.concatenate([self.points, other.points]),
             np.concatenate([self.normals, other.normals]),

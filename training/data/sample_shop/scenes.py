@@ -47,11 +47,11 @@ class Session:
     hidden: bool  # something stands in the way
 
     @classmethod
-    def drawn(cls, family: Family, rng: np.random.Generator, *, plain: bool) -> Session:
+    def draw(cls, family: Family, rng: np.random.Generator, *, plain: bool) -> Session:
         """Draws a session; a `plain` one is the catalogue's own picture: nothing in the way, a quiet set."""
         crop = not plain and rng.random() < 0.14
-        side, stray = rng.choice([-1, 1]), rng.uniform(0.0, 0.02 if plain else 0.07)
-        offset = rng.uniform(0.2, 0.27) if crop else stray
+        side, shift = rng.choice([-1, 1]), rng.uniform(0.0, 0.02 if plain else 0.07)
+        offset = rng.uniform(0.2, 0.27) if crop else shift
         floor = "paper" if plain or rng.random() < 0.06 else list(FLOORS)[int(rng.integers(len(FLOORS)))]
         low, high = family.elevation
         behind = 180.0 if family.about_face and not plain and rng.random() < 0.5 else 0.0
@@ -90,7 +90,7 @@ def _light(rng: np.random.Generator) -> Light:
 def take_photo(product: Product, model: Model, photo_number: int) -> Image.Image:
     """Renders photo `photo_number` of a product with the surfaces `model`; the first is its catalogue picture."""
     rng = np.random.default_rng([*product.seeds, 2, photo_number])
-    session = Session.drawn(product.family, rng, plain=photo_number == 0)
+    session = Session.draw(product.family, rng, plain=photo_number == 0)
     thing = model.rotate(rotation("y", session.heading))
     camera = Camera.framing(
         thing.points,
@@ -101,7 +101,7 @@ def take_photo(product: Product, model: Model, photo_number: int) -> Image.Image
         centre=session.centre,
     )
     if session.hidden:
-        thing = thing.joined(obstacle(thing.points, rng))
+        thing = thing.join(obstacle(thing.points, rng))
     shadows = ShadowMap.of(thing, session.light)
     rays = camera.rays(SIZE)
     set_light = _backdrop(session, camera, rays, rng)
