@@ -16,6 +16,7 @@ from service import problems
 from service.app import create_app
 from service.auth.api_keys import KeyRing
 from service.client import Client
+from service.schemas.problem import Problem
 from service.schemas.search import SearchAnswer
 from service.settings import Settings
 from tests.support.processes import serving
@@ -105,15 +106,15 @@ def test_every_way_to_call_is_shown() -> None:
 def test_the_answers_that_are_shown_have_the_shape_of_answers() -> None:
     answer, problem = (json.loads(example.text) for example in examples() if example.language == "json")
     assert set(SearchAnswer.model_validate(answer).model_dump()) == set(answer)
-    assert set(problems.Problem.model_validate(problem).model_dump()) == set(problem)
+    assert set(Problem.model_validate(problem).model_dump()) == set(problem)
     search = create_app(Settings(gallery="none")).openapi()["paths"]["/v1/search"]["post"]
     described = search["responses"]["200"]["content"]["application/json"]["example"]
     assert SearchAnswer.model_validate(described) == SearchAnswer.model_validate(answer), "one answer is shown"
 
 
 def test_every_problem_is_told_with_its_status() -> None:
-    kinds = [kind for kind in vars(problems).values() if isinstance(kind, problems.Kind)]
-    kinds += [*problems.IMAGES.values(), *problems.FETCHES.values()]
+    kinds = [kind for kind in vars(problems).values() if isinstance(kind, problems.ProblemType)]
+    kinds += [*problems.IMAGE_PROBLEMS.values(), *problems.FETCH_PROBLEMS.values()]
     rows = dict(re.findall(r"^\| (\d{3}) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     missing = [(kind.status, kind.slug) for kind in kinds if f"`{kind.slug}`" not in rows.get(str(kind.status), "")]
     assert missing == []

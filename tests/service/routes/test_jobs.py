@@ -129,7 +129,7 @@ def test_a_request_names_sources_and_never_paths(shop: Shop) -> None:
 
 def test_a_bundle_that_is_none_is_told(shop: Shop) -> None:
     (shop.settings.bundles["small"] / "bundle.json").unlink()
-    problem(shop.client.post("/v1/jobs", json={"source": "more", "bundle": "small"}), 422, "bundle-unusable")
+    problem(shop.client.post("/v1/jobs", json={"source": "more", "bundle": "small"}), 422, "bundle-invalid")
 
 
 def test_a_job_over_a_source_that_is_missing_fails_and_says_so(shop: Shop) -> None:
