@@ -59,30 +59,33 @@ def test_requests_and_stages_are_counted(fresh: httpx.Client) -> None:
     fresh.post("/v1/search")
     page = fresh.get("/metrics")
     assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
-    told = figures(page.text)
-    assert told["lookalike_requests_total{method=POST,route=/v1/search,status=200}"] == 3
-    assert told["lookalike_requests_total{method=POST,route=/v1/search,status=422}"] == 1
-    assert told["lookalike_request_seconds_count{method=POST,route=/v1/search}"] == 4
+    values = figures(page.text)
+    assert values["lookalike_requests_total{method=POST,route=/v1/search,status=200}"] == 3
+    assert values["lookalike_requests_total{method=POST,route=/v1/search,status=422}"] == 1
+    assert values["lookalike_request_seconds_count{method=POST,route=/v1/search}"] == 4
     for stage in ("decode", "wait", "embed", "search"):
-        assert told[f"lookalike_stage_seconds_count{{stage={stage}}}"] == 3
-    assert told["lookalike_batch_photos_sum"] == 3
-    assert told["lookalike_queue_photos"] == told["lookalike_working_requests"] == 0
-    assert told[f"process_resident_memory_bytes{{pid={os.getpid()}}}"] > 1e6
+        assert values[f"lookalike_stage_seconds_count{{stage={stage}}}"] == 3
+    assert values["lookalike_batch_photos_sum"] == 3
+    assert values["lookalike_queue_photos"] == values["lookalike_working_requests"] == 0
+    assert values[f"process_resident_memory_bytes{{pid={os.getpid()}}}"] > 1e6
 
 
 def test_the_gallery_the_index_and_the_model_have_metrics(fresh: httpx.Client) -> None:
     before = time.time()
-    status, told = fresh.get("/v1/status").json(), figures(fresh.get("/metrics").text)
+    status, values = fresh.get("/v1/status").json(), figures(fresh.get("/metrics").text)
     gallery = status["gallery"]
-    assert (told["lookalike_gallery_items"], told["lookalike_gallery_images"]) == (gallery["items"], gallery["images"])
-    assert told["lookalike_gallery_revision"] == gallery["revision"]
+    assert (values["lookalike_gallery_items"], values["lookalike_gallery_images"]) == (
+        gallery["items"],
+        gallery["images"],
+    )
+    assert values["lookalike_gallery_revision"] == gallery["revision"]
     index = gallery["index"]
     assert (index["engine"], index["kind"]) == ("faiss", "exact") and index["name"]
-    assert told["lookalike_index_revision"] == index["revision"] == gallery["revision"]
-    assert (told["lookalike_index_pending_images"], told["lookalike_index_recall"]) == (0, index["recall"])
+    assert values["lookalike_index_revision"] == index["revision"] == gallery["revision"]
+    assert (values["lookalike_index_pending_images"], values["lookalike_index_recall"]) == (0, index["recall"])
     for what in ("gallery_revision", "index"):
-        assert before - 1 <= told[f"lookalike_{what}_seen_timestamp_seconds"] <= time.time()
-    (bundle,) = [name for name in told if name.startswith("lookalike_bundle_info")]
+        assert before - 1 <= values[f"lookalike_{what}_seen_timestamp_seconds"] <= time.time()
+    (bundle,) = [name for name in values if name.startswith("lookalike_bundle_info")]
     assert status["bundle"]["id"] in bundle and status["provider"] in bundle
 
 
@@ -94,8 +97,10 @@ def test_the_newest_job_of_each_state_has_a_metric(settings: Settings, tmp_path:
             done = history.newest()[0].updated
             history.begin("catalogue.csv", "b" * 16).update(state="failed", message="no such table")
             failed = history.newest()[0].updated
-        told = figures(client.get("/metrics").text)
-        ended = {state: told[f"lookalike_job_updated_timestamp_seconds{{state={state}}}"] for state in get_args(State)}
+        values = figures(client.get("/metrics").text)
+        ended = {
+            state: values[f"lookalike_job_updated_timestamp_seconds{{state={state}}}"] for state in get_args(State)
+        }
         never = {"running": 0, "partial": 0, "cancelled": 0, "interrupted": 0}
         assert ended == {"done": done, "failed": failed, **never}
         (gallery / JOBS_FILE).write_bytes(b"no database" * 1000)
@@ -127,8 +132,8 @@ def test_every_documented_metric_exists_and_every_metric_is_documented(fresh: ht
     page = (Path(__file__).parents[3] / "docs" / "monitor.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^\| `?.*", page, re.MULTILINE))
     names = {name for row in documented for name in re.findall(r"`((?:lookalike|process)_\w+)", row)}
-    told = fresh.get("/metrics").text
-    families = set(re.findall(r"^# TYPE (\w+)", told, re.MULTILINE))
+    values = fresh.get("/metrics").text
+    families = set(re.findall(r"^# TYPE (\w+)", values, re.MULTILINE))
     assert len(names) > 15 and names <= families
     assert {family for family in families if family.startswith("lookalike_")} <= names
 
@@ -139,8 +144,8 @@ def test_made_up_paths_and_methods_do_not_become_labels(fresh: httpx.Client) -> 
         fresh.get(f"/media/{number}.jpg")
         fresh.get(f"/web/{number}.js")
         fresh.request(f"MADE{number}", "/v1/search")
-    told = figures(fresh.get("/metrics").text)
-    counted = {name: value for name, value in told.items() if name.startswith("lookalike_requests_total")}
+    values = figures(fresh.get("/metrics").text)
+    counted = {name: value for name, value in values.items() if name.startswith("lookalike_requests_total")}
     assert counted == {
         "lookalike_requests_total{method=GET,route=none,status=404}": 5,
         "lookalike_requests_total{method=GET,route=/media/{digest}.jpg,status=404}": 5,
@@ -175,8 +180,8 @@ def test_refused_requests_are_counted_by_their_reason(
         problem(overloaded, 503, "overloaded")
         assert first.result().status_code == 200
         problem(client.post("/v1/search", files=PHOTO), 429, "too-many-requests")
-        told = figures_of(tmp_path, client)
-        assert told["lookalike_refused_total{reason=search}"] == told["lookalike_refused_total{reason=rate}"] == 1
+        values = figures_of(tmp_path, client)
+        assert values["lookalike_refused_total{reason=search}"] == values["lookalike_refused_total{reason=rate}"] == 1
 
 
 def figures_of(folder: Path, client: httpx.Client) -> dict[str, float]:
@@ -210,8 +215,8 @@ def test_every_log_line_is_json_and_every_request_has_one(settings: Settings, tm
     text = service.log.read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     asked, probed, _ = [line for line in lines if line["logger"] == "service.requests"]
-    told = {name: asked[name] for name in ("method", "route", "status", "key", "client", "request_id", "level")}
-    assert told == {
+    fields = {name: asked[name] for name in ("method", "route", "status", "key", "client", "request_id", "level")}
+    assert fields == {
         "method": "POST",
         "route": "/v1/search",
         "status": 200,
@@ -230,9 +235,9 @@ def test_a_first_start_logs_what_is_missing_and_the_remedy(settings: Settings, t
     with running(empty, tmp_path, LOOKALIKE_CREATE="true", LOOKALIKE_KEYS=str(keys)) as service:
         waiting = problem(httpx.get(f"{service.address}/readyz"), 503, "not-ready")
         assert "lookalike reindex" in waiting["remedy"]
-    told = service.log.read_text()
-    assert told.count("lookalike keys create") == told.count("lookalike reindex") == 1
-    assert f"NO KEY YET in {keys}" in told and f"EMPTY GALLERY {tmp_path / 'gallery'}" in told
+    log = service.log.read_text()
+    assert log.count("lookalike keys create") == log.count("lookalike reindex") == 1
+    assert f"NO KEY YET in {keys}" in log and f"EMPTY GALLERY {tmp_path / 'gallery'}" in log
     KeyRing(keys).create("shop", ["search"])
     with running(settings, tmp_path, LOOKALIKE_KEYS=str(keys)) as service:
         pass
@@ -241,17 +246,17 @@ def test_a_first_start_logs_what_is_missing_and_the_remedy(settings: Settings, t
 
 def test_processes_are_reported_as_one_service(settings: Settings, tmp_path: Path) -> None:
     with running(settings, tmp_path, LOOKALIKE_WORKERS="2") as service:
-        told: dict[str, float] = {}
+        values: dict[str, float] = {}
         sent, deadline = 0, time.monotonic() + 60
-        while sum(name.startswith("process_open_fds") for name in told) < 2:
+        while sum(name.startswith("process_open_fds") for name in values) < 2:
             assert time.monotonic() < deadline, service.log.read_text()
             for _ in range(5):  # each on a connection of its own, which either process may accept
                 assert httpx.post(f"{service.address}/v1/search", files=PHOTO, timeout=60).status_code == 200
             sent += 5
-            told = figures(httpx.get(f"{service.address}/metrics").text)
-            assert told["lookalike_requests_total{method=POST,route=/v1/search,status=200}"] == sent
-        assert told["lookalike_stage_seconds_count{stage=search}"] == sent
-        assert (told["lookalike_gallery_items"], told["lookalike_working_requests"]) == (8, 0)
+            values = figures(httpx.get(f"{service.address}/metrics").text)
+            assert values["lookalike_requests_total{method=POST,route=/v1/search,status=200}"] == sent
+        assert values["lookalike_stage_seconds_count{stage=search}"] == sent
+        assert (values["lookalike_gallery_items"], values["lookalike_working_requests"]) == (8, 0)
 
 
 @contextmanager
@@ -307,5 +312,5 @@ def test_without_an_endpoint_the_sdk_is_not_imported(settings: Settings) -> None
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, env=clean)
-    assert told.stdout.strip() == "[]"
+    finished = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, env=clean)
+    assert finished.stdout.strip() == "[]"

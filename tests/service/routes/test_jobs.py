@@ -77,7 +77,8 @@ def test_a_job_is_begun_watched_and_done(shop: Shop) -> None:
     assert [one["id"] for one in shop.client.get("/v1/jobs").json()["jobs"]] == [job["id"], job["id"] - 1]
     assert "8 photos embedded" in (shop.gallery / "jobs" / f"{job['id']}.log").read_text()
     found = shop.client.post("/v1/search?top=1", files={"image": tiny_photo(2, 2)}).json()
-    assert (found["items"][0]["id"], found["generation"]) == ("ball-blue", job["generation"])
+    index = shop.client.get("/v1/status").json()["gallery"]["index"]
+    assert (found["items"][0]["id"], index["name"]) == ("ball-blue", job["generation"])
 
 
 def test_a_named_bundle_goes_live_over_the_api(shop: Shop) -> None:

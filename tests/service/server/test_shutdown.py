@@ -116,8 +116,8 @@ def test_a_client_that_watches_a_job_does_not_delay_shutdown(
             lines = events.iter_lines()
             assert next(lines) == "event: progress"
             service.process.send_signal(number)
-            told = [line for line in lines if line]
-        assert json.loads(told[0].removeprefix("data: "))["state"] == "running"
+            lines_left = [line for line in lines if line]
+        assert json.loads(lines_left[0].removeprefix("data: "))["state"] == "running"
         assert service.process.wait(20) == code, "the stream ends, and nothing waits for it"
         job.update(state="cancelled")
 
