@@ -1,4 +1,4 @@
-"""Load on an HTTP service: many clients with connections kept open, and little work of their own."""
+"""Generates load on an HTTP service: many clients with keep-alive connections and little work of their own."""
 
 import asyncio
 import random
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 class Load(NamedTuple):
-    """What a load measured."""
+    """The result of a load."""
 
     seconds: float
     latencies: NDArray[np.float64]
@@ -19,7 +19,7 @@ class Load(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Good answers a second."""
+        """Successful requests per second."""
         return self.statuses.get(200, 0) / self.seconds
 
     def percentile(self, share: float) -> float:
@@ -27,7 +27,7 @@ class Load(NamedTuple):
 
 
 def form_request(photo: bytes, field: str, path: str) -> bytes:
-    """A whole request that uploads a photo, made once so that sending it costs nothing."""
+    """Returns a complete request that uploads a photo, made once so that sending it costs nothing."""
     boundary = b"lookalike-load"
     head = b'--%s\r\nContent-Disposition: form-data; name="%s"; filename="p.jpg"\r\nContent-Type: image/jpeg\r\n\r\n'
     body = head % (boundary, field.encode()) + photo + b"\r\n--" + boundary + b"--\r\n"
@@ -37,12 +37,12 @@ def form_request(photo: bytes, field: str, path: str) -> bytes:
 
 
 def closed_load(port: int, requests: Sequence[bytes], *, clients: int, count: int) -> Load:
-    """Clients that each send the next request when the last one is answered."""
+    """Runs clients that each send the next request when the previous one is answered."""
     return asyncio.run(_closed(port, requests, clients, count))
 
 
 def open_load(port: int, requests: Sequence[bytes], *, rate: float, count: int) -> Load:
-    """Requests that come at random moments, whether or not earlier ones are answered; waiting for one counts."""
+    """Sends requests at random times, whether or not earlier ones are answered; waiting counts."""
     return asyncio.run(_open(port, requests, rate, count))
 
 
@@ -54,15 +54,15 @@ async def _closed(port: int, requests: Sequence[bytes], clients: int, count: int
     async def client() -> None:
         connection = await asyncio.open_connection("127.0.0.1", port)
         for number in waiting:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             status = await _send(connection, requests[number % len(requests)])
-            latencies.append(time.perf_counter() - begun)
+            latencies.append(time.perf_counter() - started)
             statuses[status] = statuses.get(status, 0) + 1
         connection[1].close()
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(clients)))
-    return Load(time.perf_counter() - begun, np.array(latencies), statuses)
+    return Load(time.perf_counter() - started, np.array(latencies), statuses)
 
 
 async def _open(port: int, requests: Sequence[bytes], rate: float, count: int) -> Load:
@@ -72,24 +72,24 @@ async def _open(port: int, requests: Sequence[bytes], rate: float, count: int) -
     chance = random.Random(0)
 
     async def one(number: int) -> None:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         # The service has closed those that lay idle for some seconds.
         while idle and idle[-1][0].at_eof():
             idle.pop()[1].close()
         connection = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", port)
         status = await _send(connection, requests[number % len(requests)])
-        latencies.append(time.perf_counter() - begun)
+        latencies.append(time.perf_counter() - started)
         statuses[status] = statuses.get(status, 0) + 1
         idle.append(connection)
 
-    begun = at = time.perf_counter()
+    started = at = time.perf_counter()
     tasks = []
     for number in range(count):
         at += chance.expovariate(rate)
         await asyncio.sleep(max(0.0, at - time.perf_counter()))
         tasks.append(asyncio.create_task(one(number)))
     await asyncio.gather(*tasks)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     for _, writer in idle:
         writer.close()
     return Load(seconds, np.array(latencies), statuses)

@@ -1,4 +1,4 @@
-"""The handler that tutorials show: FastAPI, PyTorch and a flat FAISS index in one function. A peer of our service."""
+"""A handler as in tutorials, to compare with: FastAPI, PyTorch and a flat FAISS index in one function."""
 
 import io
 import os

@@ -1,7 +1,7 @@
-"""Requests per second of the service, against a bare loop over the same engines and the handler that tutorials show.
+"""Measures requests per second of the service, a bare loop over the same engines, and a tutorial handler.
 
 All run on the same cores and take turns; photos are JPEGs of about 100 KB with grain, from the sample shop. The load
-comes from a process beside, on those cores too.
+comes from another process on the same cores.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def compare(folder: Path, *, quick: bool) -> list[Row]:
 
 
 def prepare(folder: Path) -> tuple[Bundle, Path, list[bytes]]:
-    """A pretrained bundle, a gallery of the sample shop, and photos as a phone would send them."""
+    """Makes a pretrained bundle, a gallery of the sample shop, and photos as a phone would send them."""
     shop = write_shop(folder / "shop", products_per_family=3, photos_per_product=4)
     config = TrainingConfig()
     torch.manual_seed(0)
@@ -90,7 +90,7 @@ def prepare(folder: Path) -> tuple[Bundle, Path, list[bytes]]:
 
 
 def enlarged(file: Path, seed: int) -> bytes:
-    """The photo at 640 pixels with the grain of a camera: about 100 KB."""
+    """Returns the photo at 640 pixels with camera noise: about 100 KB."""
     photo = decode(file.read_bytes()).resize((640, 640), Image.Resampling.BICUBIC)
     grain = np.random.default_rng(seed).normal(0, 6, (640, 640, 1)).astype(np.float32)
     out = io.BytesIO()
@@ -106,7 +106,7 @@ class OurService:
         self.port = port
 
     def memory(self) -> float:
-        """MiB that are its own."""
+        """Returns its private memory in MiB."""
         text = Path(f"/proc/{self.process.pid}/smaps_rollup").read_text(encoding="ascii")
         return sum(int(kb) for kb in re.findall(r"^Private_\w+:\s+(\d+) kB", text, re.MULTILINE)) / 1024
 
@@ -157,11 +157,11 @@ def rate_rows(
     index.add(vectors)
 
     def bare_loop() -> float:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for number in range(count // 2):
             pixels = load_pixels(photos[number % len(photos)], embedder.bundle.preprocessing)
             index.search(embedder.embed(pixels[np.newaxis]), 12)
-        return count // 2 / (time.perf_counter() - begun)
+        return count // 2 / (time.perf_counter() - started)
 
     def load(port: int, path: str, clients: int) -> float:
         requests = [form_request(photo, "image", path) for photo in photos]
@@ -191,12 +191,12 @@ def rate_rows(
 
 
 def latency_row(port: int, photos: Sequence[bytes], rounds: int, count: int) -> Row:
-    """The load is set anew before each round: what a shared machine can do changes from minute to minute."""
+    """The load is set again before each round: what a shared machine can do changes from minute to minute."""
     requests = [form_request(photo, "image", "/v1/search") for photo in photos]
     p99s, p50s, refused = [], [], 0
     for _ in range(rounds):
-        most = closed_load(port, requests, clients=CLIENTS[-1], count=count).rate
-        found: Load = open_load(port, requests, rate=0.8 * most, count=2 * count)
+        max_rate = closed_load(port, requests, clients=CLIENTS[-1], count=count).rate
+        found: Load = open_load(port, requests, rate=0.8 * max_rate, count=2 * count)
         assert set(found.statuses) <= {200, 503}, found.statuses
         refused += found.statuses.get(503, 0)
         p99s.append(1000 * found.percentile(99))

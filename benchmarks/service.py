@@ -1,4 +1,4 @@
-"""Requests per second of the service; what it measures is in `_serving.py`, since this name is a package's too."""
+"""Runs `_serving.py`; a separate file, because a package has the name `service` too."""
 
 from _serving import main
 

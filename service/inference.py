@@ -1,6 +1,6 @@
 """Embeds the photos of requests: the dynamic batcher, and the model of the gallery's active bundle.
 
-The batcher forms batches while the previous ones run. Nobody waits for a batch to fill: an idle lane of the embedder
+The batcher forms batches while the previous ones run. No photo waits for a batch to fill: an idle lane of the embedder
 takes a single photo at once, a busy one finds a full batch waiting, and lanes do not wait for each other. On a CPU,
 where a batch saves nothing, a lane takes one photo after the other and returns each as soon as it is done.
 

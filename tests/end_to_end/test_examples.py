@@ -16,6 +16,7 @@ from service import problems
 from service.app import create_app
 from service.auth.api_keys import KeyRing
 from service.client import Client
+from service.schemas.problem import Problem
 from service.schemas.search import SearchAnswer
 from service.settings import Settings
 from tests.support.processes import run_server
@@ -107,7 +108,7 @@ def test_page_has_examples_in_every_language() -> None:
 def test_example_responses_match_the_schemas() -> None:
     response, problem = (json.loads(example.text) for example in examples() if example.language == "json")
     assert set(SearchAnswer.model_validate(response).model_dump()) == set(response)
-    assert set(problems.Problem.model_validate(problem).model_dump()) == set(problem)
+    assert set(Problem.model_validate(problem).model_dump()) == set(problem)
     search = create_app(Settings(gallery="none")).openapi()["paths"]["/v1/search"]["post"]
     described = search["responses"]["200"]["content"]["application/json"]["example"]
     assert SearchAnswer.model_validate(described) == SearchAnswer.model_validate(response), (
@@ -116,8 +117,8 @@ def test_example_responses_match_the_schemas() -> None:
 
 
 def test_every_problem_is_documented_with_its_status() -> None:
-    kinds = [kind for kind in vars(problems).values() if isinstance(kind, problems.Kind)]
-    kinds += [*problems.IMAGES.values(), *problems.FETCHES.values()]
+    kinds = [kind for kind in vars(problems).values() if isinstance(kind, problems.ProblemType)]
+    kinds += [*problems.IMAGE_PROBLEMS.values(), *problems.FETCH_PROBLEMS.values()]
     rows = re.findall(r"^\| (\d{3}) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     listed = [(int(status), slug) for status, row in rows for slug in re.findall(r"`([a-z-]+)`", row)]
     assert len(listed) == len(set(listed))

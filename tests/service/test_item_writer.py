@@ -101,7 +101,7 @@ def test_an_answer_has_the_version_and_content_of_its_own_write(
 def test_an_answer_equals_what_is_read_afterwards(shop: httpx.Client) -> None:
     photos = [in_json("a", tiny_photo(0, 1)), in_json("b", tiny_photo(1, 1)), in_json("c", tiny_photo(2, 1))]
     replaced = in_json("a", tiny_photo(3, 1))
-    for body in (
+    bodies: list[dict[str, Any]] = [
         {**MUG, "images": photos},
         {**MUG, "images": photos},
         {"title": "Numbers", "attributes": {"z": 9, "a": True}},
@@ -110,7 +110,8 @@ def test_an_answer_equals_what_is_read_afterwards(shop: httpx.Client) -> None:
         {"title": "Replaced", "images": [replaced, photos[2]]},
         {"title": "Replaced", "images": [photos[2], replaced]},
         {"images": []},
-    ):
+    ]
+    for body in bodies:
         put = shop.put("/v1/items/equal", json=body)
         got = shop.get("/v1/items/equal")
         assert (put.content, put.headers["etag"]) == (got.content, got.headers["etag"])

@@ -123,7 +123,7 @@ async def test_a_thread_whose_client_left_keeps_its_place_until_it_is_done(fails
     async def work() -> None:
         await anyio.to_thread.run_sync(thread, limiter=limiter)
         if fails:
-            raise ValueError("nobody receives this")
+            raise ValueError("dropped, because the client left")
 
     task = asyncio.create_task(while_connected(client.request, work()))
     assert await asyncio.to_thread(thread.started.wait, 60)

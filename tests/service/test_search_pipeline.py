@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import httpx
 import pytest
 
@@ -80,8 +81,6 @@ def test_photos_of_slow_hosts_keep_no_other_search_from_working(
     fetching, released = threading.Semaphore(0), threading.Event()
 
     async def fetch_slowly(self: Fetcher, url: str) -> bytes:
-        import anyio.to_thread
-
         fetching.release()
         assert await anyio.to_thread.run_sync(released.wait, 60)
         return PHOTO

@@ -38,14 +38,14 @@ def test_the_sample_shop_of_the_compose_file_needs_nothing_that_only_the_service
     assert (settings.bundle, settings.bundles, settings.sources) == (None, {}, {})
 
 
-def test_all_mistakes_in_the_settings_are_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_mistakes_in_the_settings_are_reported_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "lookalike.toml"
     file.write_text('rate = -1\nmax_batch = "many"\n')
     monkeypatch.setenv("LOOKALIKE_CONFIG", str(file))
     monkeypatch.setenv("LOOKALIKE_PORT", "70000")
-    with pytest.raises(LookalikeError) as told:
+    with pytest.raises(LookalikeError) as raised:
         load_settings()
-    assert all(name in str(told.value) for name in ("gallery", "rate", "max_batch", "port"))
+    assert all(name in str(raised.value) for name in ("gallery", "rate", "max_batch", "port"))
 
 
 def test_an_option_wins_over_the_environment_and_that_over_the_file(
@@ -60,7 +60,7 @@ def test_an_option_wins_over_the_environment_and_that_over_the_file(
     assert (settings.host, settings.port, settings.rate) == ("127.0.0.1", 2, 3.5)
 
 
-def test_an_empty_variable_is_as_if_it_were_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KEYS", "RATE", "BUNDLE"):
         monkeypatch.setenv(f"LOOKALIKE_{name}", "")
     settings = load_settings(gallery="g", host="0.0.0.0")
@@ -69,7 +69,7 @@ def test_an_empty_variable_is_as_if_it_were_not_there(monkeypatch: pytest.Monkey
         check_exposure(settings)
 
 
-def test_a_misspelt_variable_is_told_with_all_other_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_misspelt_variable_is_reported_with_all_other_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOKALIKE_GALERY", "x")
     with pytest.raises(SettingsError, match="LOOKALIKE_GALERY"):
         load_settings(gallery="g")
@@ -77,12 +77,12 @@ def test_a_misspelt_variable_is_told_with_all_other_mistakes(monkeypatch: pytest
         load_settings(gallery="g", rate=-1)
 
 
-def test_a_variable_that_is_no_json_is_told_with_all_other_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_is_not_json_is_reported_with_all_other_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOOKALIKE_URL_HOSTS", "cdn.example.com")
     monkeypatch.setenv("LOOKALIKE_SOURCES", '{"shop": ')
     monkeypatch.setenv("LOOKALIKE_CORS_ORIGINS", '["shop.example.com", "https://shop.example.com/path"]')
     monkeypatch.setenv("LOOKALIKE_PORT", "many")
-    with pytest.raises(SettingsError) as told:
+    with pytest.raises(SettingsError) as raised:
         load_settings(gallery="g")
     for part in (
         "url_hosts: 'cdn.example.com' is not JSON",
@@ -91,7 +91,7 @@ def test_a_variable_that_is_no_json_is_told_with_all_other_mistakes(monkeypatch:
         "cors_origins.1: ",
         "port: ",
     ):
-        assert part in str(told.value)
+        assert part in str(raised.value)
 
 
 def test_hosts_and_origins_are_checked_with_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,7 +179,7 @@ def test_plain_http_is_refused_unless_allowed() -> None:
 
 
 @pytest.mark.parametrize("host", ["shop.example.com", "both.example.com", "six.example.com", "unknown.example.com"])
-def test_one_address_that_is_not_public_spoils_a_host_and_none_is_told(host: str) -> None:
+def test_one_private_address_disqualifies_a_host_and_none_is_revealed(host: str) -> None:
     error = refusal(everywhere(Offline), f"https://{host}/photo.jpg?signature=secret")
     assert error.reason == "host_not_public"
     assert str(error) == f"The host {host} has no public address. Give an address on the public internet."
@@ -256,6 +256,6 @@ def test_an_empty_list_allows_nothing() -> None:
         "cdn.com\n",
     ],
 )
-def test_a_pattern_that_is_no_host_is_a_mistake_of_the_operator(pattern: str) -> None:
+def test_a_pattern_that_is_not_a_host_is_refused(pattern: str) -> None:
     with pytest.raises(LookalikeError, match=r"is not a valid host to fetch photos from\. Write cdn\.example\.com"):
         Fetcher([pattern], max_bytes=LIMIT)

@@ -96,7 +96,7 @@ class Server(ThreadingHTTPServer):
 
 @contextmanager
 def hosting(tls: ssl.SSLContext | None = None) -> Iterator[tuple[int, type[Host]]]:
-    """A server's port and its handler, which tells what it was asked."""
+    """The port of a server and the requests that it received."""
 
     class Handler(Host):
         asked = []
@@ -164,7 +164,7 @@ def test_a_photo_is_fetched(port: int, asked: list[tuple[str, dict[str, str]]], 
     assert fetch(local(port), f"http://shop.example.com:{port}/photo/{kind.replace(' ', '')}") == PHOTO
 
 
-def test_the_host_is_asked_by_its_name_and_told_nothing_else(
+def test_a_request_contains_the_host_name_and_nothing_else(
     port: int, asked: list[tuple[str, dict[str, str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
@@ -181,7 +181,7 @@ def test_the_host_is_asked_by_its_name_and_told_nothing_else(
 
 
 @pytest.mark.parametrize("path", ["photo/text/html", "photo/application/json", "untyped", "encoded/gzip", "encoded/br"])
-def test_what_is_no_image_is_not_taken(port: int, path: str) -> None:
+def test_a_body_that_is_not_an_image_is_refused(port: int, path: str) -> None:
     assert refusal(local(port), f"http://shop.example.com:{port}/{path}").reason == "not_an_image"
 
 
@@ -218,11 +218,11 @@ def test_a_slow_resolver_counts_towards_the_time(port: int) -> None:
 
 
 @pytest.mark.parametrize("path", ["broken", "nonsense"])
-def test_a_host_that_breaks_off_is_told(port: int, path: str) -> None:
+def test_a_host_that_closes_the_connection_is_reported(port: int, path: str) -> None:
     assert refusal(local(port), f"http://shop.example.com:{port}/{path}").reason == "unreachable"
 
 
-def test_a_port_that_nobody_listens_on_is_told() -> None:
+def test_a_closed_port_is_reported() -> None:
     with hosting() as (port, _):
         pass
     assert refusal(local(port), f"http://shop.example.com:{port}/photo").reason == "unreachable"
@@ -279,7 +279,7 @@ def test_a_name_that_changed_before_a_redirect_is_checked_again(port: int) -> No
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of shop.example.com and its key, which nobody vouches for."""
+    """A certificate of shop.example.com and its key, self-signed."""
     if not (openssl := shutil.which("openssl")):
         pytest.skip("openssl is not installed")
     file = tmp_path_factory.mktemp("tls") / "shop.pem"

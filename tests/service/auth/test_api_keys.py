@@ -22,7 +22,7 @@ HOUR = timedelta(hours=1)
 
 
 class Clock:
-    """A time that passes when it is told to."""
+    """A clock that a test advances."""
 
     def __init__(self) -> None:
         self.now = datetime(2030, 1, 1, tzinfo=UTC)
@@ -74,7 +74,7 @@ def test_the_file_holds_no_token_and_is_its_owners_alone(ring: KeyRing, path: Pa
 
 
 @given(text=st.text(max_size=100))
-def test_what_is_no_token_is_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+def test_an_invalid_token_is_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     assert KeyRing(tmp_path_factory.getbasetemp() / "none.json").verify(text) is None
 
 
@@ -144,7 +144,7 @@ def test_the_file_is_read_only_when_it_changed(ring: KeyRing, path: Path, monkey
     assert ring.verify(token)
 
 
-def test_a_service_without_the_file_lets_nobody_in(ring: KeyRing, path: Path) -> None:
+def test_without_the_file_every_token_is_refused(ring: KeyRing, path: Path) -> None:
     token = ring.create("shop", ["search"])
     assert ring.verify(token)
     path.unlink()
@@ -223,7 +223,7 @@ def damaged(path: Path) -> list[bytes]:
     return [b"", b"{", b"[]", b"\xff\xfe", json.dumps(other_version).encode(), json.dumps(short_digest).encode()]
 
 
-def test_a_damaged_file_lets_nobody_in_and_is_never_overwritten(ring: KeyRing, path: Path) -> None:
+def test_with_a_damaged_file_every_token_is_refused_and_it_is_not_overwritten(ring: KeyRing, path: Path) -> None:
     token = ring.create("shop", ["search"])
     for content in damaged(path):
         path.write_bytes(content)
@@ -241,47 +241,49 @@ def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def tell(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[object, str, str]]:
+def run_keys(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[object, str, str]]:
     """Runs `lookalike keys ...` in this process: its exit code, output and errors."""
 
     def run(*arguments: str | Path) -> tuple[object, str, str]:
         monkeypatch.setattr(sys, "argv", ["lookalike", "keys", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_code:
             main()
-        return (ended.value.code, *capfd.readouterr())
+        return (exit_code.value.code, *capfd.readouterr())
 
     return run
 
 
 def test_the_command_line_leads_a_key_through_its_life(
-    tell: Callable[..., tuple[object, str, str]], path: Path
+    run_keys: Callable[..., tuple[object, str, str]], path: Path
 ) -> None:
     ring = KeyRing(path)
-    code, out, error = tell("create", "Shop front", "--scope", "write", "--expires-in", "90d", "--keys", path)
+    code, out, error = run_keys("create", "Shop front", "--scope", "write", "--expires-in", "90d", "--keys", path)
     assert code == 0 and "not shown again" in error
     token = out.strip()
     key = ring.verify(token)
     assert key and key.expires
     assert (key.name, set(key.scopes), key.expires - key.created) == ("Shop front", {"write"}, timedelta(days=90))
 
-    code, out, _ = tell("list", "--keys", path)
+    code, out, _ = run_keys("list", "--keys", path)
     assert code == 0 and key.id in out and "write" in out and "Shop front" in out and "expires" in out
     assert token.split("_")[2] not in out
 
-    code, out, _ = tell("rotate", key.id, "--grace", "1h", "--keys", path)
+    code, out, _ = run_keys("rotate", key.id, "--grace", "1h", "--keys", path)
     assert code == 0 and ring.verify(token) and ring.verify(out.strip())
-    assert "rotated" in tell("list", "--keys", path)[1]
+    assert "rotated" in run_keys("list", "--keys", path)[1]
 
-    assert tell("revoke", key.id, "--keys", path)[0] == 0
+    assert run_keys("revoke", key.id, "--keys", path)[0] == 0
     assert ring.verify(token) is None and ring.verify(out.strip()) is None
-    assert "There are no keys" in tell("list", "--keys", path)[2]
+    assert "There are no keys" in run_keys("list", "--keys", path)[2]
 
 
-def test_a_key_may_only_search_and_lasts_unless_told(
-    tell: Callable[..., tuple[object, str, str]], path: Path, monkeypatch: pytest.MonkeyPatch
+def test_by_default_a_key_may_only_search_and_does_not_expire(
+    run_keys: Callable[..., tuple[object, str, str]], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOOKALIKE_KEYS", str(path))
-    key = KeyRing(path).verify(tell("create", "shop")[1].strip())
+    key = KeyRing(path).verify(run_keys("create", "shop")[1].strip())
     assert key and key.scopes == {"search"} and key.expires is None
 
 
@@ -296,24 +298,26 @@ def test_a_key_may_only_search_and_lasts_unless_told(
         ("list", 2, "LOOKALIKE_KEYS"),
     ],
 )
-def test_a_mistake_is_told(
-    tell: Callable[..., tuple[object, str, str]], path: Path, line: str, code: int, message: str
+def test_a_mistake_is_reported(
+    run_keys: Callable[..., tuple[object, str, str]], path: Path, line: str, code: int, message: str
 ) -> None:
-    ended, _, error = tell(*line.format(path).split())
-    assert ended == code
+    exit_code, _, error = run_keys(*line.format(path).split())
+    assert exit_code == code
     assert message in error
 
 
-@pytest.mark.parametrize("verb", ["create", "list", "revoke", "rotate"])
-def test_every_verb_of_keys_has_help_with_an_example(tell: Callable[..., tuple[object, str, str]], verb: str) -> None:
-    code, out, _ = tell(verb, "--help")
-    assert code == 0 and f"Example: lookalike keys {verb}" in out
+@pytest.mark.parametrize("command", ["create", "list", "revoke", "rotate"])
+def test_every_command_of_keys_has_help_with_an_example(
+    run_keys: Callable[..., tuple[object, str, str]], command: str
+) -> None:
+    code, out, _ = run_keys(command, "--help")
+    assert code == 0 and f"Example: lookalike keys {command}" in out
 
 
 def test_another_process_that_revokes_is_followed(path: Path) -> None:
     service = KeyRing(path)
     token = service.create("shop", ["search"])
     assert service.verify(token)
-    told = lookalike("keys", "revoke", id_of(token), "--keys", path)
-    assert told.returncode == 0, told.stderr
+    finished = lookalike("keys", "revoke", id_of(token), "--keys", path)
+    assert finished.returncode == 0, finished.stderr
     assert service.verify(token) is None

@@ -1,4 +1,4 @@
-"""Who may do what, and how often."""
+"""API keys, scopes and rate limits of requests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_a_revoked_key_is_refused_at_once(guarded: httpx.Client, ring: KeyRing) 
     problem(guarded.get("/v1/status", headers=bearer(token)), 401, "key-invalid")
 
 
-def test_a_key_that_comes_too_often_is_told_when_to_come_again(guarded: httpx.Client, ring: KeyRing) -> None:
+def test_a_key_beyond_its_rate_gets_429_with_retry_after(guarded: httpx.Client, ring: KeyRing) -> None:
     busy, calm = ring.create("busy", ["search"]), ring.create("calm", ["search"])
     answers = [guarded.get("/v1/status", headers=bearer(busy)) for _ in range(8)]
     refused = [answer for answer in answers if answer.status_code != 200]

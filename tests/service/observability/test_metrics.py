@@ -1,4 +1,4 @@
-"""What the service tells about itself: figures, lines and spans, and that it ends without breaking off."""
+"""Metrics, log lines and spans of the service."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
 
 from index.gallery.jobs import JOBS_FILE, State, opened_jobs
-from service import search_pipeline
+from service import photos
 from service.auth.api_keys import KeyRing
 from service.observability.logging import JsonFormatter, TextFormatter
 from service.settings import Settings
@@ -36,7 +36,7 @@ PHOTO = {"image": tiny_photo(2, 5)}
 
 
 def figures(page: str) -> dict[str, float]:
-    """Each sample by its name and labels, as `name{a=x,b=y}`."""
+    """Returns each sample by its name and labels, as `name{a=x,b=y}`."""
     found = {}
     for family in text_string_to_metric_families(page):
         for sample in family.samples:
@@ -47,7 +47,7 @@ def figures(page: str) -> dict[str, float]:
 
 @pytest.fixture
 def fresh(settings: Settings) -> Iterator[httpx.Client]:
-    """A service that nobody else asks."""
+    """A service that no other test uses."""
     with serving(settings) as client:
         yield client
 
@@ -58,31 +58,37 @@ def test_requests_and_stages_are_counted(fresh: httpx.Client) -> None:
     fresh.post("/v1/search")
     page = fresh.get("/metrics")
     assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
-    told = figures(page.text)
-    assert told["lookalike_requests_total{method=POST,route=/v1/search,status=200}"] == 3
-    assert told["lookalike_requests_total{method=POST,route=/v1/search,status=422}"] == 1
-    assert told["lookalike_request_seconds_count{method=POST,route=/v1/search}"] == 4
+    values = figures(page.text)
+    assert values["lookalike_requests_total{method=POST,route=/v1/search,status=200}"] == 3
+    assert values["lookalike_requests_total{method=POST,route=/v1/search,status=422}"] == 1
+    assert values["lookalike_request_seconds_count{method=POST,route=/v1/search}"] == 4
     for stage in ("decode", "wait", "embed", "search"):
-        assert told[f"lookalike_stage_seconds_count{{stage={stage}}}"] == 3
-    assert told["lookalike_batch_photos_sum"] == 3
-    assert told["lookalike_queue_photos"] == told["lookalike_working_requests"] == 0
-    assert told[f"process_resident_memory_bytes{{pid={os.getpid()}}}"] > 1e6
+        assert values[f"lookalike_stage_seconds_count{{stage={stage}}}"] == 3
+    assert values["lookalike_batch_photos_sum"] == 3
+    assert values["lookalike_queue_photos"] == values["lookalike_working_requests"] == 0
+    assert values[f"process_resident_memory_bytes{{pid={os.getpid()}}}"] > 1e6
 
 
-def test_the_gallery_and_the_model_are_told(fresh: httpx.Client) -> None:
+def test_the_gallery_the_index_and_the_model_have_metrics(fresh: httpx.Client) -> None:
     before = time.time()
-    status, told = fresh.get("/v1/status").json(), figures(fresh.get("/metrics").text)
+    status, values = fresh.get("/v1/status").json(), figures(fresh.get("/metrics").text)
     gallery = status["gallery"]
-    assert (told["lookalike_gallery_items"], told["lookalike_gallery_images"]) == (gallery["items"], gallery["images"])
-    assert told["lookalike_gallery_change"] == gallery["change"] == told["lookalike_gallery_generation_change"]
-    assert (told["lookalike_gallery_pending_images"], told["lookalike_gallery_recall"]) == (0, gallery["recall"])
-    for what in ("change", "generation"):
-        assert before - 1 <= told[f"lookalike_gallery_{what}_seen_timestamp_seconds"] <= time.time()
-    (bundle,) = [name for name in told if name.startswith("lookalike_bundle_info")]
+    assert (values["lookalike_gallery_items"], values["lookalike_gallery_images"]) == (
+        gallery["items"],
+        gallery["images"],
+    )
+    assert values["lookalike_gallery_revision"] == gallery["revision"]
+    index = gallery["index"]
+    assert (index["engine"], index["kind"]) == ("faiss", "exact") and index["name"]
+    assert values["lookalike_index_revision"] == index["revision"] == gallery["revision"]
+    assert (values["lookalike_index_pending_images"], values["lookalike_index_recall"]) == (0, index["recall"])
+    for what in ("gallery_revision", "index"):
+        assert before - 1 <= values[f"lookalike_{what}_seen_timestamp_seconds"] <= time.time()
+    (bundle,) = [name for name in values if name.startswith("lookalike_bundle_info")]
     assert status["bundle"]["id"] in bundle and status["provider"] in bundle
 
 
-def test_the_newest_job_of_each_state_is_told(settings: Settings, tmp_path: Path) -> None:
+def test_the_newest_job_of_each_state_has_a_metric(settings: Settings, tmp_path: Path) -> None:
     bundle = make_tiny_bundle(tmp_path / "bundle")
     gallery = make_tiny_gallery(tmp_path / "gallery", bundle)
     with serving(settings.model_copy(update={"gallery": gallery, "bundle": bundle})) as client:
@@ -90,8 +96,10 @@ def test_the_newest_job_of_each_state_is_told(settings: Settings, tmp_path: Path
             done = history.newest()[0].updated
             history.begin("catalogue.csv", "b" * 16).update(state="failed", message="no such table")
             failed = history.newest()[0].updated
-        told = figures(client.get("/metrics").text)
-        ended = {state: told[f"lookalike_job_updated_timestamp_seconds{{state={state}}}"] for state in get_args(State)}
+        values = figures(client.get("/metrics").text)
+        ended = {
+            state: values[f"lookalike_job_updated_timestamp_seconds{{state={state}}}"] for state in get_args(State)
+        }
         never = {"running": 0, "partial": 0, "cancelled": 0, "interrupted": 0}
         assert ended == {"done": done, "failed": failed, **never}
         (gallery / JOBS_FILE).write_bytes(b"no database" * 1000)
@@ -109,25 +117,25 @@ def test_a_service_with_nothing_to_search_is_not_ready(settings: Settings, tmp_p
         assert figures(client.get("/metrics").text)["lookalike_ready"] == 1
 
 
-def test_every_metric_of_the_operators_page_is_told(fresh: httpx.Client) -> None:
+def test_every_documented_metric_exists_and_every_metric_is_documented(fresh: httpx.Client) -> None:
     fresh.post("/v1/search", files=PHOTO)
     page = (Path(__file__).parents[3] / "docs" / "monitor.md").read_text(encoding="utf-8")
     documented = set(re.findall(r"^\| `?.*", page, re.MULTILINE))
     names = {name for row in documented for name in re.findall(r"`((?:lookalike|process)_\w+)", row)}
-    told = fresh.get("/metrics").text
-    families = set(re.findall(r"^# TYPE (\w+)", told, re.MULTILINE))
+    values = fresh.get("/metrics").text
+    families = set(re.findall(r"^# TYPE (\w+)", values, re.MULTILINE))
     assert len(names) > 15 and names <= families
     assert {family for family in families if family.startswith("lookalike_")} <= names
 
 
-def test_what_clients_make_up_becomes_no_label(fresh: httpx.Client) -> None:
+def test_made_up_paths_and_methods_do_not_become_labels(fresh: httpx.Client) -> None:
     for number in range(5):
         fresh.get(f"/nowhere/{number}")
         fresh.get(f"/media/{number}.jpg")
         fresh.get(f"/web/{number}.js")
         fresh.request(f"MADE{number}", "/v1/search")
-    told = figures(fresh.get("/metrics").text)
-    counted = {name: value for name, value in told.items() if name.startswith("lookalike_requests_total")}
+    values = figures(fresh.get("/metrics").text)
+    counted = {name: value for name, value in values.items() if name.startswith("lookalike_requests_total")}
     assert counted == {
         "lookalike_requests_total{method=GET,route=none,status=404}": 5,
         "lookalike_requests_total{method=GET,route=/media/{digest}.jpg,status=404}": 5,
@@ -141,13 +149,13 @@ def test_refused_requests_are_counted_by_their_reason(
 ) -> None:
     key = KeyRing(tmp_path / "keys.json").create("shop", ["search"])
     small = {"keys": tmp_path / "keys.json", "max_requests": 1, "rate": 0.1, "burst": 2}
-    may_go_on, decode = threading.Event(), search_pipeline._pixels
+    may_continue, decode = threading.Event(), photos.decode_query
 
     def decode_late(*given: Any) -> Any:
-        assert may_go_on.wait(60)
+        assert may_continue.wait(60)
         return decode(*given)
 
-    monkeypatch.setattr(search_pipeline, "_pixels", decode_late)
+    monkeypatch.setattr(photos, "decode_query", decode_late)
     with serving(settings.model_copy(update=small)) as client, ThreadPoolExecutor(1) as pool:
         problem(client.get("/metrics"), 401, "key-missing")
         client.headers["X-API-Key"] = key
@@ -157,13 +165,13 @@ def test_refused_requests_are_counted_by_their_reason(
                 time.sleep(0.01)
             overloaded = client.post("/v1/search", files=PHOTO)
         finally:
-            may_go_on.set()
+            may_continue.set()
         assert int(overloaded.headers["Retry-After"]) >= 1
         problem(overloaded, 503, "overloaded")
         assert first.result().status_code == 200
         problem(client.post("/v1/search", files=PHOTO), 429, "too-many-requests")
-        told = figures_of(tmp_path, client)
-        assert told["lookalike_refused_total{reason=requests}"] == told["lookalike_refused_total{reason=rate}"] == 1
+        values = figures_of(tmp_path, client)
+        assert values["lookalike_refused_total{reason=search}"] == values["lookalike_refused_total{reason=rate}"] == 1
 
 
 def figures_of(folder: Path, client: httpx.Client) -> dict[str, float]:
@@ -172,7 +180,7 @@ def figures_of(folder: Path, client: httpx.Client) -> dict[str, float]:
     return figures(client.get("/metrics", headers={"X-API-Key": scraper}).text)
 
 
-def test_a_line_of_the_log_cannot_be_forged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_line_cannot_be_forged(caplog: pytest.LogCaptureFixture) -> None:
     record = logging.LogRecord("service", logging.INFO, "", 0, "asked for %s", ("a\nERROR b\x1b[31m\u2028",), None)
     line = TextFormatter().format(record)
     assert "\n" not in line and "\x1b" not in line and r"a\nERROR b\x1b[31m" in line
@@ -180,7 +188,7 @@ def test_a_line_of_the_log_cannot_be_forged(caplog: pytest.LogCaptureFixture) ->
     assert len(JsonFormatter().format(record).splitlines()) == 1
 
 
-def test_every_line_is_json_and_every_request_has_one(settings: Settings, tmp_path: Path) -> None:
+def test_every_log_line_is_json_and_every_request_has_one(settings: Settings, tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
     token = KeyRing(keys).create("shop", ["search"])
     variables = {"LOOKALIKE_LOG_FORMAT": "json", "LOOKALIKE_LOG_LEVEL": "debug", "LOOKALIKE_KEYS": str(keys)}
@@ -197,8 +205,8 @@ def test_every_line_is_json_and_every_request_has_one(settings: Settings, tmp_pa
     text = service.log.read_text()
     lines = [json.loads(line) for line in text.splitlines()]
     asked, probed, _ = [line for line in lines if line["logger"] == "service.requests"]
-    told = {name: asked[name] for name in ("method", "route", "status", "key", "client", "request_id", "level")}
-    assert told == {
+    fields = {name: asked[name] for name in ("method", "route", "status", "key", "client", "request_id", "level")}
+    assert fields == {
         "method": "POST",
         "route": "/v1/search",
         "status": 200,
@@ -212,33 +220,33 @@ def test_every_line_is_json_and_every_request_has_one(settings: Settings, tmp_pa
     assert token not in text and token.split("_")[2] not in text
 
 
-def test_a_first_start_says_what_is_missing_and_how_to_get_it(settings: Settings, tmp_path: Path) -> None:
+def test_a_first_start_logs_what_is_missing_and_the_remedy(settings: Settings, tmp_path: Path) -> None:
     keys, empty = tmp_path / "keys.json", settings.model_copy(update={"gallery": tmp_path / "gallery"})
     with running(empty, tmp_path, LOOKALIKE_CREATE="true", LOOKALIKE_KEYS=str(keys)) as service:
         waiting = problem(httpx.get(f"{service.address}/readyz"), 503, "not-ready")
         assert "lookalike reindex" in waiting["remedy"]
-    told = service.log.read_text()
-    assert told.count("lookalike keys create") == told.count("lookalike reindex") == 1
-    assert f"NO KEY YET in {keys}" in told and f"EMPTY GALLERY {tmp_path / 'gallery'}" in told
+    log = service.log.read_text()
+    assert log.count("lookalike keys create") == log.count("lookalike reindex") == 1
+    assert f"NO KEY YET in {keys}" in log and f"EMPTY GALLERY {tmp_path / 'gallery'}" in log
     KeyRing(keys).create("shop", ["search"])
     with running(settings, tmp_path, LOOKALIKE_KEYS=str(keys)) as service:
         pass
     assert "WARNING" not in service.log.read_text()
 
 
-def test_processes_are_told_as_one_service(settings: Settings, tmp_path: Path) -> None:
+def test_processes_are_reported_as_one_service(settings: Settings, tmp_path: Path) -> None:
     with running(settings, tmp_path, LOOKALIKE_WORKERS="2") as service:
-        told: dict[str, float] = {}
+        values: dict[str, float] = {}
         sent, deadline = 0, time.monotonic() + 60
-        while sum(name.startswith("process_open_fds") for name in told) < 2:
+        while sum(name.startswith("process_open_fds") for name in values) < 2:
             assert time.monotonic() < deadline, service.log.read_text()
             for _ in range(5):  # each on a connection of its own, which either process may accept
                 assert httpx.post(f"{service.address}/v1/search", files=PHOTO, timeout=60).status_code == 200
             sent += 5
-            told = figures(httpx.get(f"{service.address}/metrics").text)
-            assert told["lookalike_requests_total{method=POST,route=/v1/search,status=200}"] == sent
-        assert told["lookalike_stage_seconds_count{stage=search}"] == sent
-        assert (told["lookalike_gallery_items"], told["lookalike_working_requests"]) == (8, 0)
+            values = figures(httpx.get(f"{service.address}/metrics").text)
+            assert values["lookalike_requests_total{method=POST,route=/v1/search,status=200}"] == sent
+        assert values["lookalike_stage_seconds_count{stage=search}"] == sent
+        assert (values["lookalike_gallery_items"], values["lookalike_working_requests"]) == (8, 0)
 
 
 @contextmanager
@@ -287,12 +295,12 @@ def test_spans_continue_the_clients_trace(settings: Settings, monkeypatch: pytes
     assert order == sorted(order)
 
 
-def test_without_an_endpoint_nothing_that_sends_spans_is_loaded(settings: Settings) -> None:
+def test_without_an_endpoint_the_sdk_is_not_imported(settings: Settings) -> None:
     probe = (
         "import sys; from service.app import create_app; from service.settings import Settings;"
         f"create_app(Settings(gallery={str(settings.gallery)!r}));"
         "print([name for name in sys.modules if name.startswith(('opentelemetry.sdk', 'opentelemetry.exporter'))])"
     )
     clean = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
-    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, env=clean)
-    assert told.stdout.strip() == "[]"
+    finished = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True, env=clean)
+    assert finished.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Items one by one: written once or twice, by one or by many, and found by the very next search."""
+"""Items: stored, changed and removed by one or many writers, and found by the next search."""
 
 import base64
 import io
@@ -32,7 +32,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 
 
 def coloured(*colour: int) -> bytes:
-    """A photo that no other item of the gallery resembles."""
+    """Returns a photo that no other item of the gallery resembles."""
     out = io.BytesIO()
     image = Image.new("RGB", (64, 64), colour)
     image.paste((255, 255, 255), (0, 0, 64, 16))
@@ -45,7 +45,7 @@ def in_json(image_id: str, photo: bytes) -> dict[str, str]:
 
 
 def best(client: httpx.Client, photo: bytes) -> dict[str, Any]:
-    """The first item that a search answers."""
+    """Returns the first item of a search."""
     found: dict[str, Any] = client.post("/v1/search?top=1", files={"image": photo}).json()["items"][0]
     return found
 
@@ -148,7 +148,7 @@ def test_a_patch_changes_what_it_names_and_null_removes(shop: httpx.Client) -> N
     problem(shop.patch("/v1/items/nobody", json={}), 404, "item-missing")
 
 
-def test_a_deleted_item_is_not_found_and_deleting_it_again_is_no_mistake(shop: httpx.Client) -> None:
+def test_a_deleted_item_is_not_found_and_deleting_it_again_is_allowed(shop: httpx.Client) -> None:
     photo = coloured(33, 180, 240)
     shop.put("/v1/items/gone", json={**MUG, "images": [in_json("front", photo)]})
     assert best(shop, photo)["id"] == "gone"
@@ -172,8 +172,8 @@ def test_a_write_that_rests_on_an_older_version_is_refused(shop: httpx.Client) -
         ("DELETE", "/images/1", None),
     ]:
         refused = shop.request(method, f"/v1/items/guarded{path}", headers={"If-Match": old}, json=body)
-        told = problem(refused, 412, "version-conflict")
-        assert new in told["detail"]
+        message = problem(refused, 412, "version-conflict")
+        assert new in message["detail"]
     assert shop.get("/v1/items/guarded").headers["etag"] == new
     for fits in (new, f'"1", {new}', "*"):
         assert shop.patch("/v1/items/guarded", json={}, headers={"If-Match": fits}).status_code == 200
@@ -266,7 +266,7 @@ def test_an_id_may_hold_anything_that_is_encoded(shop: httpx.Client, item_id: st
     assert shop.get(path).status_code == 404
 
 
-def test_an_id_that_is_no_text_or_too_long_is_refused(shop: httpx.Client) -> None:
+def test_an_id_that_is_not_utf_8_or_too_long_is_refused(shop: httpx.Client) -> None:
     assert "%FF" in problem(shop.put("/v1/items/%FF", json=MUG), 422, "request-invalid")["detail"]
     problem(shop.put(f"/v1/items/{'x' * 513}", json=MUG), 422, "request-invalid")
     problem(shop.get("/v1/items/a/b"), 404, "not-found")
@@ -299,11 +299,11 @@ def test_all_items_are_listed_page_by_page_in_the_order_of_their_ids(shop: httpx
         ({"count": "1001"}, "request-invalid"),
     ],
 )
-def test_a_list_that_makes_no_sense_is_refused(shop: httpx.Client, params: dict[str, str], kind: str) -> None:
+def test_a_list_with_an_invalid_parameter_is_refused(shop: httpx.Client, params: dict[str, str], kind: str) -> None:
     problem(shop.get("/v1/items", params=params), 422, kind)
 
 
-def test_facets_tell_what_can_be_filtered_by(client: httpx.Client) -> None:
+def test_facets_list_the_attributes_to_filter_by(client: httpx.Client) -> None:
     facets = {facet["name"]: facet for facet in client.get("/v1/facets").json()["facets"]}
     assert facets["brand"]["values"] == [["Tiny", 8]]
     assert (facets["price"]["minimum"], facets["price"]["maximum"]) == (4.5, 11.5)
@@ -332,14 +332,14 @@ def test_facets_tell_what_can_be_filtered_by(client: httpx.Client) -> None:
         json.dumps({"images": [{"id": str(number), "image": "aGk="} for number in range(5)]}),
     ],
 )
-def test_an_item_that_makes_no_sense_is_refused_and_not_stored(shop: httpx.Client, body: str) -> None:
+def test_an_invalid_item_is_refused_and_not_stored(shop: httpx.Client, body: str) -> None:
     response = shop.put("/v1/items/nonsense", content=body, headers={"Content-Type": "application/json"})
     problem(response, 422, "request-invalid")
     assert shop.get("/v1/items/nonsense").status_code == 404
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         ({"images": [{}] * 5000}, "images: List should have at most 256 items"),
         ({"images": [{}] * 100}, "images[0].id: "),
@@ -352,9 +352,9 @@ def test_an_item_that_makes_no_sense_is_refused_and_not_stored(shop: httpx.Clien
         ({"url": "x" * 2001}, "url: String should have at most 2000 characters"),
     ],
 )
-def test_mistakes_are_told_with_their_places_and_in_few_words(shop: httpx.Client, body: object, told: str) -> None:
+def test_mistakes_are_reported_with_their_places_and_briefly(shop: httpx.Client, body: object, message: str) -> None:
     response = shop.put("/v1/items/nonsense", content=json.dumps(body), headers={"Content-Type": "application/json"})
-    assert told in problem(response, 422, "request-invalid")["detail"]
+    assert message in problem(response, 422, "request-invalid")["detail"]
     assert len(response.content) < 2500
     assert shop.get("/v1/items/nonsense").status_code == 404
 

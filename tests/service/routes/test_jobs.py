@@ -80,7 +80,8 @@ def test_a_job_is_started_watched_and_done(shop: Shop) -> None:
     assert options.source == [shop.settings.sources["more"]], "the options are kept with the log"
     assert "8 photos embedded" in (shop.gallery / "jobs" / f"{job['id']}.log").read_text()
     found = shop.client.post("/v1/search?top=1", files={"image": tiny_photo(2, 2)}).json()
-    assert (found["items"][0]["id"], found["generation"]) == ("ball-blue", job["generation"])
+    index = shop.client.get("/v1/status").json()["gallery"]["index"]
+    assert (found["items"][0]["id"], index["name"]) == ("ball-blue", job["generation"])
 
 
 def test_a_named_bundle_is_activated_over_the_api(shop: Shop) -> None:
@@ -132,7 +133,7 @@ def test_a_request_names_sources_and_never_paths(shop: Shop) -> None:
 
 def test_an_invalid_bundle_is_reported(shop: Shop) -> None:
     (shop.settings.bundles["small"] / "bundle.json").unlink()
-    problem(shop.client.post("/v1/jobs", json={"source": "more", "bundle": "small"}), 422, "bundle-unusable")
+    problem(shop.client.post("/v1/jobs", json={"source": "more", "bundle": "small"}), 422, "bundle-invalid")
 
 
 def test_a_job_with_a_missing_source_fails_with_its_name(shop: Shop) -> None:

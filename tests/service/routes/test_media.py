@@ -1,4 +1,4 @@
-"""Pictures: found by content, kept for good, and never taken from a path that a request forms."""
+"""Pictures: addressed by content, cached forever, and never read from a path in a request."""
 
 import io
 
@@ -18,7 +18,7 @@ def address(client: httpx.Client) -> str:
     return str(answer["items"][0]["image"]["url"])
 
 
-def test_a_picture_may_be_kept_for_good(client: httpx.Client, address: str) -> None:
+def test_a_picture_may_be_cached_forever(client: httpx.Client, address: str) -> None:
     picture = client.get(address)
     assert picture.headers["content-type"] == "image/jpeg"
     assert picture.headers["cache-control"] == "public, max-age=31536000, immutable"
@@ -33,7 +33,7 @@ def test_a_current_copy_is_not_sent_again(client: httpx.Client, address: str, fo
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
 
 
-def test_another_copy_is_sent_anew(client: httpx.Client, address: str) -> None:
+def test_an_outdated_copy_is_sent_again(client: httpx.Client, address: str) -> None:
     assert client.get(address, headers={"If-None-Match": '"other"'}).status_code == 200
 
 

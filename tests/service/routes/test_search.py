@@ -1,4 +1,4 @@
-"""A photo in, items out; and every way in which a request can be wrong."""
+"""Searches by photo and by item, and every kind of invalid request."""
 
 import base64
 import io
@@ -26,7 +26,7 @@ def test_an_unseen_view_finds_its_own_product_first(client: httpx.Client) -> Non
         assert response.json()["items"][0]["id"] == f"ball-{colour}"
 
 
-def test_a_match_tells_all_that_a_shop_shows(client: httpx.Client) -> None:
+def test_a_match_has_everything_that_a_shop_shows(client: httpx.Client) -> None:
     answer = client.post("/v1/search", files={"image": tiny_photo(0, 1)}).json()
     best = answer["items"][0]
     assert (best["id"], best["title"], best["url"]) == ("ball-red", "A red ball", "")
@@ -99,7 +99,7 @@ def test_an_empty_photo_is_refused(client: httpx.Client) -> None:
     problem(client.post("/v1/search", headers={"Content-Type": "image/png"}), 422, "image-empty")
 
 
-def test_bytes_that_are_no_image_are_refused(client: httpx.Client) -> None:
+def test_bytes_that_are_not_an_image_are_refused(client: httpx.Client) -> None:
     body = problem(client.post("/v1/search", files={"image": b"to be or not"}), 415, "image-unsupported")
     assert "JPEG" in body["remedy"]
 
@@ -123,7 +123,7 @@ def test_a_form_that_cannot_be_parsed_is_refused(client: httpx.Client) -> None:
     assert "fewer fields" in problem(client.post("/v1/search", files=fields), 400, "request-malformed")["remedy"]
 
 
-def test_a_photo_in_a_field_that_is_no_file_is_told_what_to_do(settings: Settings) -> None:
+def test_a_photo_in_a_text_field_gets_a_remedy(settings: Settings) -> None:
     with serving(settings.model_copy(update={"max_body_bytes": 3_000_000})) as client:
         body = problem(client.post("/v1/search", files={"image": (None, bytes(1_100_000))}), 400, "request-malformed")
         assert "as a file" in body["remedy"]
@@ -211,7 +211,7 @@ def test_more_like_an_item_leaves_it_out(client: httpx.Client) -> None:
     problem(client.post("/v1/search", json={"item_id": "no such"}), 404, "item-missing")
 
 
-def test_a_cursor_goes_on_where_the_page_ended(client: httpx.Client) -> None:
+def test_a_cursor_continues_after_the_page(client: httpx.Client) -> None:
     photo = {"image": tiny_photo(0, 0)}
     whole = client.post("/v1/search?top=8", files=photo).json()
     first = client.post("/v1/search?top=5", files=photo).json()
@@ -232,7 +232,7 @@ def test_a_box_searches_for_a_part(client: httpx.Client) -> None:
     problem(client.post("/v1/search?box=0.5,0,0.4,1", files={"image": out.getvalue()}), 422, "request-invalid")
 
 
-def test_vectors_are_told_only_when_asked_for(client: httpx.Client) -> None:
+def test_vectors_are_returned_only_on_request(client: httpx.Client) -> None:
     photo = {"image": tiny_photo(0, 0)}
     plain = client.post("/v1/search?top=1", files=photo).json()["items"][0]
     full = client.post("/v1/search?top=1&include=vectors", files=photo).json()["items"][0]
@@ -247,13 +247,13 @@ def test_a_batch_is_answered_in_its_order(client: httpx.Client) -> None:
     problem(client.post("/v1/search/batch", json={"searches": searches * 9}), 422, "request-invalid")
 
 
-def test_an_option_beside_the_searches_of_a_batch_is_a_mistake(client: httpx.Client) -> None:
+def test_an_option_outside_the_searches_of_a_batch_is_refused(client: httpx.Client) -> None:
     batch = {"searches": [{"item_id": "ball-red"}], "top": 1}
     assert "top: " in problem(client.post("/v1/search/batch", json=batch), 422, "request-invalid")["detail"]
 
 
 @pytest.mark.parametrize("path", ["/v1/search/batch", "/v1/jobs"])
-def test_a_body_is_not_looked_at_without_a_key(settings: Settings, tmp_path: Path, path: str) -> None:
+def test_a_body_is_not_parsed_without_a_key(settings: Settings, tmp_path: Path, path: str) -> None:
     key = {"X-API-Key": KeyRing(tmp_path / "keys.json").create("shop", ["admin"])}
     with serving(settings.model_copy(update={"keys": tmp_path / "keys.json"})) as client:
         broken: dict[str, Any] = {"content": "{", "headers": {"Content-Type": "application/json"}}
@@ -261,17 +261,17 @@ def test_a_body_is_not_looked_at_without_a_key(settings: Settings, tmp_path: Pat
         broken["headers"] |= key
         assert "JSON" in problem(client.post(path, **broken), 422, "request-invalid")["detail"]
         # Any web page may have a browser send a text here; JSON only those that the service allows.
-        told = problem(
+        refused = problem(
             client.post(path, content="{}", headers={**key, "Content-Type": "text/plain"}), 422, "request-invalid"
         )
-        assert "text/plain" in told["detail"] and "application/json" in told["remedy"]
+        assert "text/plain" in refused["detail"] and "application/json" in refused["remedy"]
 
 
 MANY = {str(number): number for number in range(1000)}
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "told"),
+    ("path", "body", "message"),
     [
         ("/v1/search/batch", {"searches": [{}] * 5000}, "searches: List should have at most 256 items"),
         ("/v1/search/batch", {"searches": [{}] * 256}, "searches[0]: "),
@@ -285,9 +285,9 @@ MANY = {str(number): number for number in range(1000)}
         ("/v1/jobs", {"source": "catalogue", **MANY}, "1,001 keys"),
     ],
 )
-def test_many_mistakes_are_told_in_few_words(client: httpx.Client, path: str, body: object, told: str) -> None:
+def test_many_mistakes_are_reported_briefly(client: httpx.Client, path: str, body: object, message: str) -> None:
     response = client.post(path, json=body)
-    assert told in problem(response, 422, "request-invalid")["detail"]
+    assert message in problem(response, 422, "request-invalid")["detail"]
     assert len(response.content) < 2500
 
 
@@ -314,5 +314,5 @@ def test_addresses_are_off_unless_hosts_are_allowed(client: httpx.Client) -> Non
         ({"item_id": "ball-red", "nonsense": 1}, "request-invalid"),
     ],
 )
-def test_a_search_that_makes_no_sense_is_refused(client: httpx.Client, body: dict[str, object], kind: str) -> None:
+def test_an_invalid_search_is_refused(client: httpx.Client, body: dict[str, object], kind: str) -> None:
     problem(client.post("/v1/search", json=body), 422, kind)

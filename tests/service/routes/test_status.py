@@ -3,7 +3,7 @@
 import httpx
 
 
-def test_status_tells_gallery_model_and_limits(client: httpx.Client) -> None:
+def test_status_reports_gallery_model_and_limits(client: httpx.Client) -> None:
     status = client.get("/v1/status").json()
     assert (status["gallery"]["items"], status["gallery"]["images"]) == (8, 16)
     assert (status["bundle"]["backbone"], status["bundle"]["dimension"]) == ("colour_grid", 48)

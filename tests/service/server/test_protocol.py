@@ -1,4 +1,4 @@
-"""Connections that stand still or are too many: they keep nobody out for long."""
+"""Connections that are idle or too many do not keep other clients out."""
 
 import asyncio
 import socket
@@ -24,7 +24,7 @@ def connect(client: httpx.Client) -> socket.socket:
 
 
 def answered(connection: socket.socket) -> bool:
-    """Whether an answer comes before the connection is closed."""
+    """Whether an answer arrives before the connection is closed."""
     response = HTTPResponse(connection)
     try:
         response.begin()
@@ -35,11 +35,10 @@ def answered(connection: socket.socket) -> bool:
 
 @pytest.mark.parametrize("sent", [b"", HEAD[:-2], HEAD[:30]])
 @pytest.mark.parametrize("asked_before", [False, True])
-def test_a_connection_that_never_ends_a_head_is_closed(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, sent: bytes, asked_before: bool
+def test_a_connection_that_never_completes_a_head_is_closed(
+    settings: Settings, sent: bytes, asked_before: bool
 ) -> None:
-    monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.3)
-    with serving(settings) as client, connect(client) as slow:
+    with serving(settings.model_copy(update={"head_seconds": 0.3})) as client, connect(client) as slow:
         if asked_before:
             slow.sendall(HEAD)
             assert answered(slow)
@@ -47,7 +46,7 @@ def test_a_connection_that_never_ends_a_head_is_closed(
         assert not answered(slow)
 
 
-def test_a_head_that_comes_in_pieces_is_answered(settings: Settings) -> None:
+def test_a_head_that_arrives_in_pieces_is_answered(settings: Settings) -> None:
     with serving(settings) as client, connect(client) as slow:
         for _ in range(2):
             for piece in (HEAD[:7], HEAD[7:40], HEAD[40:]):
@@ -56,9 +55,8 @@ def test_a_head_that_comes_in_pieces_is_answered(settings: Settings) -> None:
             assert answered(slow)
 
 
-def test_time_does_not_press_a_request_whose_head_is_there(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.2)
-    with serving(settings) as client, connect(client) as slow:
+def test_the_limit_of_the_head_does_not_apply_to_the_body(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"head_seconds": 0.2})) as client, connect(client) as slow:
         slow.sendall(b"PATCH /v1/items/none HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
         slow.sendall(b"Content-Length: 2\r\n\r\n{")
         time.sleep(0.6)
@@ -66,11 +64,8 @@ def test_time_does_not_press_a_request_whose_head_is_there(settings: Settings, m
         assert slow.recv(100_000).startswith(b"HTTP/1.1 404")
 
 
-def test_connections_beyond_what_can_be_held_are_closed_at_once(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(protocol, "_most_connections", lambda: 3)
-    with serving(settings) as client:
+def test_connections_beyond_the_limit_are_closed_at_once(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"max_connections": 3})) as client:
         with ExitStack() as opened:
             few = [opened.enter_context(connect(client)) for _ in range(3)]
             for connection in few:
@@ -79,25 +74,27 @@ def test_connections_beyond_what_can_be_held_are_closed_at_once(
             assert not answered(opened.enter_context(connect(client)))
             few[0].sendall(HEAD)
             assert answered(few[0])
-        for _ in range(100):  # until it has seen that they left
+        for _ in range(100):  # until the service has noticed that they left
             with connect(client) as late:
                 late.sendall(HEAD)
                 if answered(late):
                     return
             time.sleep(0.1)
-        pytest.fail("those who left must make room")
+        pytest.fail("clients that left must make room")
 
 
-@pytest.mark.parametrize(("files", "most"), [(1024, 896), (100, 16)])
-def test_files_are_left_for_the_gallery(monkeypatch: pytest.MonkeyPatch, files: int, most: int) -> None:
+@pytest.mark.parametrize(("files", "limit"), [(1024, 896), (100, 16)])
+def test_open_files_are_reserved_for_the_gallery(monkeypatch: pytest.MonkeyPatch, files: int, limit: int) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda kind: (files, files))
-    assert protocol._most_connections() == most
+    assert protocol.max_connections() == limit
 
 
-def test_who_has_connected_but_was_not_accepted_is_answered_before_the_end(settings: Settings) -> None:
+def test_a_client_that_was_not_accepted_yet_is_answered_before_shutdown(settings: Settings) -> None:
     loops: list[asyncio.AbstractEventLoop] = []
     listener = socket.create_server(("127.0.0.1", 0))
-    server = protocol.Server(uvicorn.Config(create_app(settings), http=protocol.Connection, log_level="warning"))
+    server = protocol.Server(
+        uvicorn.Config(create_app(settings), http=protocol.connection_class(settings), log_level="warning")
+    )
 
     async def serve() -> None:
         loops.append(asyncio.get_running_loop())
@@ -110,7 +107,7 @@ def test_who_has_connected_but_was_not_accepted_is_answered_before_the_end(setti
             assert thread.is_alive()
             time.sleep(0.01)
         loops[0].call_soon_threadsafe(loops[0].remove_reader, listener.fileno())
-        time.sleep(0.3)  # the loop has heard it: from now on nobody accepts
+        time.sleep(0.3)  # from now on the loop accepts no connection
         with socket.create_connection(listener.getsockname(), timeout=60) as last:
             last.sendall(HEAD)
             server.should_exit = True

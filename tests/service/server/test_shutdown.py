@@ -1,4 +1,4 @@
-"""Told to end, a service breaks off nothing, and does not take long."""
+"""Graceful shutdown: no request is cut off, and it does not take long."""
 
 import asyncio
 import json
@@ -27,7 +27,10 @@ from tests.support.tiny_gallery import tiny_photo
 PHOTO = {"image": tiny_photo(2, 5)}
 
 
-def test_told_to_end_it_sends_clients_elsewhere_and_breaks_off_nothing(settings: Settings, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_during_the_delay_clients_are_sent_elsewhere_and_no_request_is_cut_off(
+    settings: Settings, tmp_path: Path
+) -> None:
     with running(settings, tmp_path, LOOKALIKE_DRAIN_SECONDS="2") as service:
         begun = threading.Semaphore(0)
 
@@ -51,7 +54,7 @@ def test_told_to_end_it_sends_clients_elsewhere_and_breaks_off_nothing(settings:
             deadline = time.monotonic() + 2
             while (ready := httpx.get(f"{service.address}/readyz")).status_code == 200:
                 assert time.monotonic() < deadline
-            assert problem(ready, 503, "not-ready")["detail"] == "The service is about to end."
+            assert problem(ready, 503, "not-ready")["detail"] == "The service is shutting down."
             assert all(answered and sent_away for answered, sent_away in (client.result() for client in clients))
         assert service.process.wait(30) in (0, -signal.SIGTERM)
     assert "500" not in re.findall(r"/v1/search (\d+) in", service.log.read_text())
@@ -64,7 +67,8 @@ def until_refused(place: httpx.URL) -> None:
             time.sleep(0.05)
 
 
-def test_with_several_processes_too_the_port_closes_before_the_last_answer(settings: Settings, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_with_several_processes_the_port_closes_before_the_last_answer(settings: Settings, tmp_path: Path) -> None:
     photo = PHOTO["image"]
     head = "POST /v1/search HTTP/1.1", "Host: localhost", "Content-Type: image/jpeg", f"Content-Length: {len(photo)}"
     with running(settings, tmp_path, LOOKALIKE_WORKERS="2", LOOKALIKE_DRAIN_SECONDS="0") as service:
@@ -78,6 +82,7 @@ def test_with_several_processes_too_the_port_closes_before_the_last_answer(setti
             assert slow.recv(12) == b"HTTP/1.1 200"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked_before", [False, True])
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_a_request_that_is_on_its_way_when_the_port_closes_is_answered(
@@ -101,7 +106,7 @@ def test_a_request_that_is_on_its_way_when_the_port_closes_is_answered(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, INTERRUPTED)])
-def test_who_watches_a_job_does_not_keep_a_service_from_ending(
+def test_a_client_that_watches_a_job_does_not_delay_shutdown(
     settings: Settings, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     here = running(settings, tmp_path, LOOKALIKE_DRAIN_SECONDS="0")
@@ -111,30 +116,29 @@ def test_who_watches_a_job_does_not_keep_a_service_from_ending(
             lines = events.iter_lines()
             assert next(lines) == "event: progress"
             service.process.send_signal(number)
-            told = [line for line in lines if line]
-        assert json.loads(told[0].removeprefix("data: "))["state"] == "running"
-        assert service.process.wait(20) == code, "the stream ends by itself, and nothing waits for it"
+            lines_left = [line for line in lines if line]
+        assert json.loads(lines_left[0].removeprefix("data: "))["state"] == "running"
+        assert service.process.wait(20) == code, "the stream ends, and nothing waits for it"
         job.update(state="cancelled")
 
 
-def test_an_order_that_went_to_all_processes_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of them passes it on to the others, which have heard it already."""
+@pytest.mark.parametrize(("repeat_seconds", "is_ended"), [(1000.0, False), (-1.0, True)])
+def test_a_signal_that_all_processes_receive_twice_counts_once(repeat_seconds: float, is_ended: bool) -> None:
+    """The parent forwards it to the others, which have received it already; a later one ends the delay."""
     ended: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
     state = SimpleNamespace(settings=SimpleNamespace(drain_seconds=1000), shutting_down=False)
 
-    async def told() -> None:
-        with draining(cast(ServiceState, state)):
-            signal.raise_signal(signal.SIGTERM)
+    async def receive_twice() -> None:
+        with draining(cast(ServiceState, state), repeat_seconds=repeat_seconds):
             signal.raise_signal(signal.SIGTERM)
             assert state.shutting_down and not ended
-            monkeypatch.setattr("service.server.shutdown._SAME_SECONDS", -1)  # later
             signal.raise_signal(signal.SIGTERM)
-            assert ended == [signal.SIGTERM]
+            assert ended == [signal.SIGTERM] * is_ended
 
     try:
-        asyncio.run(told())
+        asyncio.run(receive_twice())
         signal.raise_signal(signal.SIGTERM)
-        assert len(ended) == 2, "afterwards the signal is as it was"
+        assert len(ended) == is_ended + 1, "afterwards the former handler is restored"
     finally:
         signal.signal(signal.SIGTERM, before)
