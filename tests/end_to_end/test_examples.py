@@ -114,9 +114,9 @@ def test_the_responses_on_the_page_match_the_schemas() -> None:
 
 
 def test_the_page_lists_every_problem_with_its_status() -> None:
-    kinds = [kind for kind in vars(problems).values() if isinstance(kind, problems.Kind)]
-    kinds += [*problems.IMAGES.values(), *problems.FETCHES.values()]
+    types = [value for value in vars(problems).values() if isinstance(value, problems.ProblemType)]
+    types += [*problems.IMAGE_PROBLEMS.values(), *problems.FETCH_PROBLEMS.values()]
     rows = re.findall(r"^\| (\d{3}) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     listed = [(int(status), slug) for status, row in rows for slug in re.findall(r"`([a-z-]+)`", row)]
     assert len(listed) == len(set(listed))
-    assert set(listed) == {(kind.status, kind.slug) for kind in kinds}
+    assert set(listed) == {(type_.status, type_.slug) for type_ in types}
