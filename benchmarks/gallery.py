@@ -28,11 +28,10 @@ from _shop import TOP, Case, Choice, Kind, Shop, embedded_shop, faiss, filtered_
 from _table import Row, make_row, print_table, write_json
 from _timing import THREADS, Process, latencies, rates, search_turn
 
-from index.gallery import Gallery, open_gallery
-from index.gallery.types import Found
+from index.gallery import Gallery, SearchResult, open_gallery
 from index.gallery.vectors.faiss.arrays import open_arrays
-from index.gallery.vectors.faiss.compaction import GENERATIONS
 from index.gallery.vectors.faiss.generation import INDEX_FILE, RECORDS_FILE
+from index.gallery.vectors.faiss.index import GENERATIONS
 
 FULL, QUICK = (512, [100_000, 1_000_000]), (64, [25_000])
 """Dimensions and counts of vectors."""
@@ -62,11 +61,11 @@ class Ours:
     def __init__(self, gallery: Gallery, bundle_id: str) -> None:
         self._gallery, self._bundle_id = gallery, bundle_id
 
-    def search(self, case: Case) -> Found:
+    def search(self, case: Case) -> SearchResult:
         condition = case.choice.filter if case.choice else None
         return self._gallery.search(case.query, bundle_id=self._bundle_id, top=TOP, filter=condition)
 
-    def rows(self, result: Found) -> list[int]:
+    def rows(self, result: SearchResult) -> list[int]:
         return [int(hit.item.id) for hit in result.hits[0]]
 
 
@@ -139,7 +138,7 @@ class Benchmark:
     def _check(self, gallery: Gallery) -> None:
         """Fails if the gallery is searched exactly, because its generation is missing or damaged."""
         stats = gallery.stats()
-        if stats.kind != "hnsw" or stats.pending or stats.images != len(self._shop.vectors):
+        if stats.index.kind != "hnsw" or stats.index.pending or stats.images != len(self._shop.vectors):
             raise SystemExit(f"{self._address} has no HNSW index of all vectors: remove it ({stats}).")
 
     def _target(self, **bound: float) -> dict[str, float]:
@@ -304,18 +303,18 @@ class Benchmark:
                 with start("--write", copy, self._shop.bundle_id) as writer:
                     writing = latencies(ours, cases, writer)
                     pace = float(writer.communicate()[0])  # a failed writer prints none
-                pending = gallery.stats().pending
+                pending = gallery.stats().index.pending
                 before = latencies(ours, cases, seconds=self._effort.quiet_seconds)
                 with subprocess.Popen(
-                    [sys.executable, "-m", "index.gallery.vectors.faiss.compaction", copy], text=True
+                    [sys.executable, "-m", "index.gallery.maintenance", copy], text=True
                 ) as compactor:
                     compacting = latencies(ours, cases, compactor)
                 # A large generation is verified in the background before searches use it.
                 end = time.perf_counter() + 60
-                while gallery.stats().pending and time.perf_counter() < end:
+                while gallery.stats().index.pending and time.perf_counter() < end:
                     ours.search(cases[0])
-                if compactor.returncode or gallery.stats().pending:
-                    pending = gallery.stats().pending
+                if compactor.returncode or gallery.stats().index.pending:
+                    pending = gallery.stats().index.pending
                     raise SystemExit(f"The compaction ended with {compactor.returncode}; {pending} images are pending.")
         rows = []
         for work, busy, peer, still in (

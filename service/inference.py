@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from index.embedding.bundle import Bundle
 from index.embedding.embedder import Embedder
 from index.errors import LookalikeError
-from index.gallery import BundleMismatch, Gallery
+from index.gallery import Gallery
+from index.gallery.errors import BundleMismatch
 from service.admission import Overloaded
 from service.settings import Settings
 
@@ -204,7 +205,7 @@ class ActiveModel:
 
     async def start(self) -> None:
         """Loads the first model, of the active bundle or of the bundle in the settings, and starts to follow."""
-        active, path = await anyio.to_thread.run_sync(self._gallery.live_bundle), self._settings.bundle
+        active, path = await anyio.to_thread.run_sync(self._gallery.active_bundle), self._settings.bundle
         if path is not None:
             bundle = await anyio.to_thread.run_sync(Bundle.load, path)
             if active not in (None, bundle.id):
@@ -253,7 +254,7 @@ class ActiveModel:
 
     async def follow(self, *, wait: bool = True) -> Model | None:
         """Looks up the active bundle in a thread and starts to load it if needed; with `wait` until it is loaded."""
-        self._seen_bundle = active = await anyio.to_thread.run_sync(self._gallery.live_bundle)
+        self._seen_bundle = active = await anyio.to_thread.run_sync(self._gallery.active_bundle)
         is_stale = active is not None and (self._model is None or self._model.bundle.id != active)
         if active is not None and is_stale and self._loading is None and monotonic() >= self._retry_at:
             self._loading = asyncio.create_task(self._load_or_log(active))

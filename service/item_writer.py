@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.embedding.images import ImageLimits, Preprocessing, decode_for_model, digest, thumbnail
-from index.gallery.store.sqlite import VersionConflict
+from index.gallery.errors import VersionConflict
 from index.gallery.types import Item, NewImage, StoredImage, StoredItem
 from service.admission import Overloaded
 from service.inference import Model, NotReady
@@ -202,7 +202,7 @@ def _too_many_conflicts(state: ServiceState, item_id: str) -> Overloaded:
 async def _follow_bundle(state: ServiceState, item_id: str, embedder: "_PhotoEmbedder", model: Model) -> None:
     """Adds vectors of the bundle that was activated while the photos were embedded, if there is one."""
     for _ in range(state.settings.max_write_attempts):
-        if await state.admission.run("read", state.gallery.live_bundle) == model.bundle.id:
+        if await state.admission.run("read", state.gallery.active_bundle) == model.bundle.id:
             return
         seen = await state.admission.run("read", state.gallery.stored, item_id)
         if seen is None:  # deleted by another request since

@@ -13,11 +13,8 @@ from starlette.exceptions import HTTPException
 from index.embedding.bundle import BundleError
 from index.embedding.images import ImageError
 from index.errors import LookalikeError
-from index.gallery import BundleMismatch, ItemMissing
+from index.gallery.errors import BundleMismatch, ItemMissing, JobMissing, SearchError, VersionConflict
 from index.gallery.filters import FilterError
-from index.gallery.jobs import JobMissing
-from index.gallery.search import SearchError
-from index.gallery.store.sqlite import VersionConflict
 from service.admission import Overloaded
 from service.inference import NotReady
 from service.schemas.problem import Problem

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from index.gallery import BundleMismatch
-from index.gallery.types import Found, Hit
+from index.gallery import Hit, SearchResult
+from index.gallery.errors import BundleMismatch
 from service.photos import QueryEmbedding, embed_query, load_photo
 from service.requests import SearchRequest
 from service.schemas.search import BatchAnswer, Match, MatchedImage, Milliseconds, SearchAnswer, SearchOptions
@@ -38,7 +38,7 @@ async def search_batch(state: ServiceState, requests: list[SearchRequest], media
 class _Found(NamedTuple):
     """The result of a search, the matches made from it, and the seconds that the search took."""
 
-    result: Found
+    result: SearchResult
     matches: list[Match]
     seconds: float
 
@@ -62,7 +62,7 @@ async def _search_vector(state: ServiceState, request: SearchRequest, embedding:
     return await state.admission.run("search", _find, state, bounded, request.options, media)
 
 
-def _find(state: ServiceState, search: Callable[[], Found], options: SearchOptions, media: str) -> _Found:
+def _find(state: ServiceState, search: Callable[[], SearchResult], options: SearchOptions, media: str) -> _Found:
     """Searches and reads the items in one call: a switch of threads costs as much as a search."""
     started = perf_counter()
     result = search()
@@ -91,13 +91,13 @@ def _match(state: ServiceState, hit: Hit, options: SearchOptions, bundle_id: str
 def _answer(state: ServiceState, found: _Found, embedding: QueryEmbedding | None) -> SearchAnswer:
     result = found.result
     state.telemetry.stage("search", found.seconds)
-    state.telemetry.saw_revision(result.change)
+    state.telemetry.saw_revision(result.revision)
     stages = (embedding.decode, embedding.wait, embedding.embed) if embedding else (0.0, 0.0, 0.0)
     decode, wait, embed, search = (round(seconds * 1000, 2) for seconds in (*stages, found.seconds))
     return SearchAnswer(
         items=found.matches,
         cursor=result.cursor,
         bundle=result.bundle_id,
-        revision=result.change,
+        revision=result.revision,
         milliseconds=Milliseconds(decode=decode, wait=wait, embed=embed, search=search),
     )

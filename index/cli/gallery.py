@@ -1,78 +1,68 @@
-"""The verbs of `lookalike gallery`: looking after a gallery that is already there."""
+"""The commands of `lookalike gallery`: statistics, verification, compaction, backup, export, bundles."""
 
-import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from index.gallery import GalleryStats
-    from index.gallery.vectors.faiss.generation import Manifest
+    from index.gallery import BuildReport, GalleryStats, IndexStats
 
-app = typer.Typer(help="Look after a gallery: state, check, compaction, backup, export.", no_args_is_help=True)
-GalleryArgument = Annotated[Path, typer.Argument(help="Folder of the gallery.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")]
+app = typer.Typer(
+    help="Maintain a gallery: statistics, verification, compaction, backup, export.", no_args_is_help=True
+)
+GalleryArgument = Annotated[str, typer.Argument(help="Address of the gallery: a folder.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
 
 
 @app.command(no_args_is_help=True)
 def stats(
-    gallery: GalleryArgument, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
+    gallery: GalleryArgument, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
 ) -> None:
     """Show what a gallery holds, what its searches reflect, and its size on disk.
 
     Example: lookalike gallery stats gallery --json
     """
     from index.gallery import open_gallery
-    from index.gallery.vectors.faiss.compaction import CATALOGUE_FILE, GENERATIONS
 
-    opened = open_gallery(gallery)
-    try:
+    with open_gallery(gallery) as opened:
         found = opened.stats()
-        manifest = _manifest(gallery, found.generation)
-        catalogue = _bytes(gallery.glob(f"{CATALOGUE_FILE}*"))
-        generation = _bytes((gallery / GENERATIONS / found.generation).glob("*")) if found.generation else 0
-    finally:
-        opened.close()
     if as_json:
-        plan = {"target": manifest.plan.target, "effort": manifest.plan.effort} if manifest else {}
-        sizes = {"catalogue_bytes": catalogue, "generation_bytes": generation}
-        typer.echo(json.dumps({**found.model_dump(), "target": None, "effort": None, **plan, **sizes}, indent=2))
+        typer.echo(found.model_dump_json(indent=2))
         return
-    for name, text in _readable(found, manifest, catalogue, generation).items():
+    for name, text in _describe(found).items():
         typer.echo(f"{name:<12}{text}")
 
 
-def _readable(found: "GalleryStats", manifest: "Manifest | None", catalogue: int, generation: int) -> dict[str, str]:
-    lines = {"items": f"{found.items:,}", "images": f"{found.images:,}", "change": f"{found.change:,}"}
-    lines["bundle"] = f"{found.bundle_id}, {found.dimension} numbers a vector" if found.bundle_id else "none yet"
+def _describe(found: "GalleryStats") -> dict[str, str]:
+    index = found.index
+    lines = {"items": f"{found.items:,}", "images": f"{found.images:,}", "revision": f"{found.revision:,}"}
+    lines["bundle"] = f"{found.bundle_id}, {found.dimension} numbers per vector" if found.bundle_id else "none yet"
     if found.previous_bundle_id:
         lines["previous"] = found.previous_bundle_id
-    if found.generation:
-        lines["generation"] = f"{found.generation}, of change {found.generation_change:,}"
-        lines["pending"] = f"{found.pending:,} images or items came, went or changed since"
+    if index.name:
+        lines["index"] = f"{index.name}, of revision {index.revision:,}"
+        lines["pending"] = f"{index.pending:,} images or items were added, changed or removed since"
+        lines["quality"] = _quality(index)
     else:
-        lines["generation"] = "none: every search compares with all vectors"
-    if manifest:
-        lines["index"] = _quality(manifest)
-    lines["on disk"] = f"catalogue {_size(catalogue)}, generation {_size(generation)}"
+        lines["index"] = "none: every search compares with all vectors"
+    lines["on disk"] = f"store {_size(found.store_bytes)}, index {_size(index.bytes)}"
     return lines
 
 
 @app.command(no_args_is_help=True)
 def verify(gallery: GalleryArgument) -> None:
-    """Check every byte of the index, the catalogue, and that both say the same of every image.
+    """Check every byte of the store and the index, and compare every image in both.
 
     Example: lookalike gallery verify gallery
 
-    Exit code 1 means that faults were found; each is told with its remedy. The gallery may be in use.
+    Exit code 1 means that faults were found; each is printed with its remedy. The gallery may be in use.
     """
     from index.cli.progress import progress_bar
-    from index.gallery.verify import verify as run
+    from index.gallery import verify_gallery
 
     with progress_bar("Verifying") as on_progress:
-        faults = run(gallery, on_progress=on_progress)
+        faults = verify_gallery(gallery, on_progress=on_progress)
     for fault in faults:
         typer.echo(f"{fault.problem} {fault.remedy}", err=True)
     if faults:
@@ -84,35 +74,30 @@ def verify(gallery: GalleryArgument) -> None:
 @app.command(no_args_is_help=True)
 def compact(
     gallery: GalleryArgument,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Anew, instead of extending the last index.")] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Build from scratch instead of extending the last index.")
+    ] = False,
 ) -> None:
-    """Move all changes into a new generation of the index, beside the searches.
+    """Build the next generation of the index from all changes, while searches continue.
 
     Example: lookalike gallery compact gallery
     """
     from index.cli.progress import progress_bar
     from index.gallery import open_gallery
-    from index.gallery.vectors.faiss.compaction import GENERATIONS
 
-    before = {path.name for path in (gallery / GENERATIONS).glob("*")}
-    opened = open_gallery(gallery)
-    try:
-        with progress_bar("Compacting") as on_progress:
-            name = opened.compact(rebuild=rebuild, on_progress=on_progress)
-    finally:
-        opened.close()
-    if name is None:
+    with open_gallery(gallery) as opened, progress_bar("Compacting") as on_progress:
+        report = opened.compact(rebuild=rebuild, on_progress=on_progress)
+    if report is None:
         typer.echo("The gallery holds no images: there is nothing to compact.")
         return
-    manifest = _manifest(gallery, name)
-    told = f": {manifest.images:,} images, {_quality(manifest)}" if manifest else ""
-    typer.echo(f"{'Nothing changed since' if name in before else 'New'} generation {name}{told}")
+    state = "New" if report.is_new else "Nothing changed since"
+    typer.echo(f"{state} generation {report.name}: {report.images:,} images, {_quality(report)}")
 
 
 @app.command(no_args_is_help=True)
 def snapshot(
     gallery: GalleryArgument,
-    file: Annotated[Path, typer.Argument(help="Where to write the snapshot, a tar file.")],
+    file: Annotated[Path, typer.Argument(help="The tar file to write.")],
     force: ForceOption = False,
 ) -> None:
     """Copy a gallery into one file, consistent while others read and write it.
@@ -120,80 +105,96 @@ def snapshot(
     Example: lookalike gallery snapshot gallery backup.tar
     """
     from index.cli.progress import progress_bar
-    from index.gallery.backup import snapshot as run
+    from index.gallery import open_gallery
 
-    with progress_bar("Copying"):
-        card = run(gallery, file, force=force)
-    index = f"generation {card.generation}" if card.generation else "no generation"
+    with open_gallery(gallery) as opened, progress_bar("Copying"):
+        card = opened.snapshot(file, force=force)
+    index = f"index {card.index_name}" if card.index_name else "no index"
     typer.echo(
-        f"{file}: {card.items:,} items, {card.images:,} images as of change {card.change:,}, {index}, "
+        f"{file}: {card.items:,} items, {card.images:,} images as of revision {card.revision:,}, {index}, "
         f"{_size(file.stat().st_size)}"
     )
 
 
 @app.command(no_args_is_help=True)
 def restore(
-    file: Annotated[Path, typer.Argument(help="A snapshot.")],
+    file: Annotated[Path, typer.Argument(help="The snapshot to restore.")],
     gallery: Annotated[Path, typer.Argument(help="A new or empty folder.")],
 ) -> None:
-    """Make a gallery of a snapshot; every byte is checked before the gallery appears.
+    """Restore a gallery from a snapshot; every byte is checked before the gallery appears.
 
     Example: lookalike gallery restore backup.tar restored
     """
     from index.cli.progress import progress_bar
-    from index.gallery.backup import restore as run
+    from index.gallery import restore_gallery
 
     with progress_bar("Restoring"):
-        card = run(file, gallery)
+        card = restore_gallery(file, gallery)
     typer.echo(
-        f"{gallery}: {card.items:,} items, {card.images:,} images as of change {card.change:,}, "
+        f"{gallery}: {card.items:,} items, {card.images:,} images as of revision {card.revision:,}, "
         f"written {card.created:%Y-%m-%d %H:%M} UTC"
     )
-    if card.images and not card.generation:
-        typer.echo(f"It came without its index and searches without one; make it: lookalike gallery compact {gallery}")
+    if card.images and not card.index_name:
+        typer.echo(f"The snapshot has no index, so searches scan all vectors; run: lookalike gallery compact {gallery}")
 
 
 @app.command(no_args_is_help=True)
 def export(
     gallery: GalleryArgument,
     file: Annotated[Path, typer.Argument(help="The Parquet file to write.")],
-    bundle: Annotated[str | None, typer.Option(help="Id of the bundle whose vectors to write; else the live one.")] = (
-        None
-    ),
+    bundle: Annotated[str | None, typer.Option(help="Id of the bundle to export. Default: the active one.")] = None,
     force: ForceOption = False,
 ) -> None:
-    """Write items, images and vectors as a Parquet table.
+    """Write items, images and vectors to a Parquet file.
 
     Example: lookalike gallery export gallery vectors.parquet
     """
     from index.cli.progress import progress_bar
-    from index.gallery.export import export_parquet
+    from index.gallery import open_gallery
 
-    with progress_bar("Exporting") as on_progress:
-        count = export_parquet(gallery, file, bundle_id=bundle, force=force, on_progress=on_progress)
+    with open_gallery(gallery) as opened, progress_bar("Exporting") as on_progress:
+        count = opened.export(file, bundle_id=bundle, force=force, on_progress=on_progress)
     typer.echo(f"{file}: {count:,} images, {_size(file.stat().st_size)}")
 
 
-def _manifest(gallery: Path, generation: str | None) -> "Manifest | None":
-    """What a generation says of itself; none if a compaction has replaced it just now."""
-    from index.gallery.vectors.faiss.compaction import GENERATIONS
-    from index.gallery.vectors.faiss.generation import read_manifest
+@app.command(no_args_is_help=True)
+def rollback(gallery: GalleryArgument) -> None:
+    """Activate the bundle that was active before; running services follow automatically.
 
-    path = gallery / GENERATIONS / (generation or "")
-    return read_manifest(path) if generation and path.is_dir() else None
+    Example: lookalike gallery rollback gallery
+    """
+    from index.gallery import open_gallery
+
+    with open_gallery(gallery) as opened:
+        before = opened.active_bundle()
+        bundle_id = opened.rollback()
+        typer.echo(f"Bundle {bundle_id} is active again; {before} is kept for another rollback.")
+        missing = opened.images_without(bundle_id)
+    if missing:
+        typer.echo(f"{missing} images that were added since have no vector of it and are not found.", err=True)
 
 
-def _quality(manifest: "Manifest") -> str:
-    plan = manifest.plan
-    if plan.kind == "exact":
-        return f"exact, recall@10 1 (target {plan.target})"
-    if plan.scans:
-        return f"{plan.kind}, recall@10 1 (target {plan.target}): no effort was enough, every vector is compared"
-    return f"{plan.kind}, recall@10 {plan.recall:.4f} (target {plan.target}) at effort {plan.effort}"
+@app.command(no_args_is_help=True)
+def drop(
+    gallery: GalleryArgument, bundle: Annotated[str, typer.Argument(help="Id of a bundle that is not active.")]
+) -> None:
+    """Remove the vectors of a bundle that is no longer needed, its index and its model.
+
+    Example: lookalike gallery drop gallery 1f0c2a4e9b7d4c1f
+    """
+    from index.gallery import open_gallery
+
+    with open_gallery(gallery) as opened:
+        opened.drop_bundle(bundle)
+    typer.echo(f"Bundle {bundle} was removed.")
 
 
-def _bytes(paths: Iterable[Path]) -> int:
-    return sum(path.stat().st_size for path in paths)
+def _quality(index: "IndexStats | BuildReport") -> str:
+    if index.kind == "exact":
+        return f"exact, recall@10 1 (target {index.target})"
+    if index.effort == 0:
+        return f"{index.kind}, recall@10 1 (target {index.target}): no effort sufficed, every vector is compared"
+    return f"{index.kind}, recall@10 {index.recall:.4f} (target {index.target}) at effort {index.effort}"
 
 
 def _size(size: float) -> str:
@@ -202,41 +203,3 @@ def _size(size: float) -> str:
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
-
-
-@app.command(no_args_is_help=True)
-def rollback(gallery: GalleryArgument) -> None:
-    """Return to the bundle that was live before; running services follow by themselves.
-
-    Example: lookalike gallery rollback gallery
-    """
-    from index.gallery import open_gallery
-
-    opened = open_gallery(gallery)
-    try:
-        before = opened.live_bundle()
-        bundle_id = opened.rollback()
-        typer.echo(f"Bundle {bundle_id} is live again; {before} is kept and can be returned to.")
-        missing = opened.images_without(bundle_id)
-        if missing:
-            typer.echo(f"{missing} images that came since have no vector of it and are not found.", err=True)
-    finally:
-        opened.close()
-
-
-@app.command(no_args_is_help=True)
-def drop(
-    gallery: GalleryArgument, bundle: Annotated[str, typer.Argument(help="Id of a bundle that is not live.")]
-) -> None:
-    """Remove the vectors of a bundle that is no longer needed, its index and its model.
-
-    Example: lookalike gallery drop gallery 1f0c2a4e9b7d4c1f
-    """
-    from index.gallery import open_gallery
-
-    opened = open_gallery(gallery)
-    try:
-        opened.drop_bundle(bundle)
-    finally:
-        opened.close()
-    typer.echo(f"Bundle {bundle} is gone.")

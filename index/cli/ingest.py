@@ -75,7 +75,7 @@ def reindex(
     if not as_json:
         typer.echo(
             f"{record.embedded} photos embedded, {record.unchanged} unchanged, {record.rejected} rejected, "
-            f"{record.deleted} deleted; live generation {record.generation}"
+            f"{record.deleted} deleted; the gallery is at revision {record.revision}"
         )
         if record.message:
             typer.echo(record.message)
@@ -114,16 +114,14 @@ def jobs(
     Example: lookalike jobs --gallery gallery
     """
     from index.cli.progress import format_job
-    from index.gallery import check_gallery
-    from index.gallery.jobs import opened_jobs
+    from index.gallery import open_gallery
 
-    check_gallery(Path(gallery))
-    with opened_jobs(Path(gallery)) as history:
+    with open_gallery(gallery) as opened:
         if cancel is not None:
-            history.cancel(cancel)
+            opened.jobs.cancel(cancel)
             typer.echo(f"Job {cancel} stops after its current batch.")
             return
-        for record in history.newest(count):
+        for record in opened.jobs.newest(count):
             typer.echo(record.model_dump_json() if as_json else format_job(record))
 
 
@@ -147,9 +145,8 @@ def search(
 
     if not photo.is_file():
         raise LookalikeError(f"No photo at {photo}.", "Check the path.")
-    opened = open_gallery(gallery)
-    try:
-        active = opened.live_bundle()
+    with open_gallery(gallery) as opened:
+        active = opened.active_bundle()
         if active is None:
             raise LookalikeError(f"The gallery {gallery} is empty.", "Index a catalogue with `lookalike reindex`.")
         model = Bundle.load(bundle) if bundle else opened.kept_bundle(active)
@@ -157,5 +154,3 @@ def search(
         found = opened.search(Embedder(model).embed(pixels[None]), bundle_id=model.id, top=top)
         for hit in found.hits[0]:
             typer.echo(f"{hit.score:.3f}  {hit.item.id}  {hit.item.title}")
-    finally:
-        opened.close()

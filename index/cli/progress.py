@@ -67,7 +67,7 @@ def stop_on_signal() -> Iterator[Callable[["Job"], None]]:
     previous = {number: signal.getsignal(number) for number in signals}
 
     def stop(number: int, frame: FrameType | None) -> None:
-        if job is None or job.told_to_stop:
+        if job is None or job.was_stopped:
             raise KeyboardInterrupt
         print("\nFinishing the current batch; interrupt again to stop immediately.", file=sys.stderr)
         job.stop()

@@ -25,6 +25,7 @@ from index.gallery.types import (
     BuildReport,
     Facet,
     GalleryStats,
+    IndexStats,
     Item,
     ItemPage,
     NewImage,
@@ -246,7 +247,7 @@ class Gallery:
             previous_bundle_id=head.previous.id if head.previous else None,
             dimension=view.bundle.dimension if view else None,
             store_bytes=self._store.size(),
-            index=view.index.stats(view.pending) if view else None,
+            index=view.index.stats(view.pending) if view else IndexStats(engine=self._index.engine),
         )
 
     # Files

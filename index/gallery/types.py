@@ -111,9 +111,13 @@ class IndexStats(Frozen):
     """The vector index that searches use; everything in here depends on the engine."""
 
     engine: str
-    name: str | None = Field(description="what the engine built last; null while searches scan the store's vectors")
-    revision: int = Field(description="the revision that it reflects; searches add the changes since, the delta")
-    pending: int = Field(description="images and items that were added, changed or removed since")
+    name: str | None = Field(
+        default=None, description="what the engine built last; null while searches scan the store's vectors"
+    )
+    revision: int = Field(
+        default=0, description="the revision that it reflects; searches add the changes since, the delta"
+    )
+    pending: int = Field(default=0, description="images and items that were added, changed or removed since")
     kind: str | None = Field(default=None, description="exact, hnsw or ivf")
     recall: float | None = Field(default=None, description="recall@10 against exact search, measured by the build")
     target: float | None = Field(default=None, description="the recall@10 that the build aimed at")
@@ -131,7 +135,7 @@ class GalleryStats(Frozen):
     previous_bundle_id: str | None = Field(description="the bundle that was active before, for a rollback")
     dimension: int | None = Field(description="numbers per vector")
     store_bytes: int = Field(description="size of the store's files")
-    index: IndexStats | None = Field(description="null in a gallery that never held an image")
+    index: IndexStats
 
 
 class BuildReport(Frozen):

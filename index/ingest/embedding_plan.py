@@ -67,10 +67,8 @@ class EmbeddingPlan:
     That is kept in a temporary SQLite database: a source may name more images than fit in memory.
     """
 
-    def __init__(
-        self, read_digests: Callable[[str], Mapping[tuple[str, str], str]], *, cached_items: int = 1024
-    ) -> None:
-        """`read_digests` returns the digests of an item's images that have a vector of the job's bundle."""
+    def __init__(self, read_digests: Callable[[str], Mapping[str, str]], *, cached_items: int = 1024) -> None:
+        """`read_digests` returns image id to digest, of an item's images that have a vector of the job's bundle."""
         # The rows of an item mostly follow each other, but an item may have many photos all over a table.
         self._read_digests = lru_cache(cached_items)(read_digests)
 
@@ -101,7 +99,7 @@ class EmbeddingPlan:
                 repeats.append(Repeat(image, reject))
         self._db.execute("COMMIT")
         pairs = [(image.item.id, image.image_id) for image in images]
-        known = {pair: digest for pair in pairs if (digest := self._read_digests(pair[0]).get(pair))}
+        known = {pair: digest for pair in pairs if (digest := self._read_digests(pair[0]).get(pair[1]))}
         return PlannedChunk(images, known, repeats)
 
     def _first_place(self, image: SourceImage) -> str | None:

@@ -17,7 +17,7 @@ from index.embedding.embedder import Embedder
 from index.embedding.images import ImageError, load_pixels
 from index.errors import LookalikeError
 from index.gallery import Gallery, open_gallery
-from index.gallery.jobs import Job, opened_jobs
+from index.gallery.jobs import Job
 from index.gallery.types import Item, NewImage
 from index.ingest.embedding_plan import EmbeddingPlan, Outcome, PlannedChunk, Reject
 from index.ingest.options import ReindexOptions
@@ -74,23 +74,19 @@ def run_reindex(
     `job_id` is a record that another process created for this job. `on_start` receives the job, to be able to stop it.
     """
     source, bundle = _open_source(options), Bundle.load(options.bundle)
-    gallery = open_gallery(options.gallery, create=True)
-    try:
-        with opened_jobs(Path(options.gallery)) as history:
-            job = history.begin(source.name, bundle.id) if job_id is None else history.adopt(job_id)
-            job.hold()
-            on_start(job)
-            try:
-                workers = LocalWorkers(bundle) if options.ray is None else RayWorkers(options.ray, bundle)
-            except LookalikeError as error:
-                job.update(state="failed", message=str(error))
-                raise
-            try:
-                return _Run(options, source, gallery, bundle, workers, job, on_progress, settings).run()
-            finally:
-                workers.close()
-    finally:
-        gallery.close()
+    with open_gallery(options.gallery, create=True) as gallery:
+        job = gallery.jobs.begin(source.name, bundle.id) if job_id is None else gallery.jobs.adopt(job_id)
+        job.hold()
+        on_start(job)
+        try:
+            workers = LocalWorkers(bundle) if options.ray is None else RayWorkers(options.ray, bundle)
+        except LookalikeError as error:
+            job.update(state="failed", message=str(error))
+            raise
+        try:
+            return _Run(options, source, gallery, bundle, workers, job, on_progress, settings).run()
+        finally:
+            workers.close()
 
 
 def _open_source(options: ReindexOptions) -> Source:
@@ -145,8 +141,8 @@ class _Run:
                 self.enter("deleting")
                 self._delete_missing(plan)
         self.enter("building")
-        generation = self._activate(queries)
-        self.report(state="partial" if self.job.record.rejected else "done", generation=generation)
+        revision = self._activate(queries)
+        self.report(state="partial" if self.job.record.rejected else "done", revision=revision)
 
     def report(self, **values: object) -> None:
         """Updates the job's record and calls the progress callback."""
@@ -203,8 +199,8 @@ class _Run:
                 [*outcomes.result(), *(repeat.outcome for repeat in chunk.repeats)],
             )
 
-    def _read_digests(self, item_id: str) -> dict[tuple[str, str], str]:
-        return self.gallery.known([item_id], self.bundle.id)
+    def _read_digests(self, item_id: str) -> dict[str, str]:
+        return self.gallery.digests(item_id, self.bundle.id)
 
     def _write(self, images: list[SourceImage], outcomes: list[Outcome]) -> None:
         """Writes the items and new images of a chunk in one transaction."""
@@ -256,15 +252,15 @@ class _Run:
 
     # Activating
 
-    def _activate(self, queries: Source | None) -> str:
+    def _activate(self, queries: Source | None) -> int:
         """Builds the index, checks a bundle that is not active yet, and activates it."""
-        is_new = self.gallery.live_bundle() != self.bundle.id
+        is_new = self.gallery.active_bundle() != self.bundle.id
         if is_new:
             self._check_completeness()
-        plan = self.gallery.prepare(self.bundle.id).plan
-        if is_new and plan.scans and not self.options.allow_slow_index:
+        report = self.gallery.prepare(self.bundle.id)
+        if is_new and report.scans and not self.options.allow_slow_index:
             raise ReindexError(
-                f"The new index does not reach a recall@10 of {plan.target:.4f} at any effort; it was not activated.",
+                f"The new index does not reach a recall@10 of {report.target:.4f} at any effort; it was not activated.",
                 "Check the model: its vectors have no structure. To search all vectors instead, slowly, run again with "
                 "--allow-slow-index.",
             )

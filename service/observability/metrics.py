@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from index._util.system import memory_limit
 from index.embedding.bundle import BundleCard
-from index.gallery.jobs import JobRecord, State
+from index.jobs import JobRecord, JobState
 from service.admission import Refusal
 from service.observability.tracing import Tracing
 from service.schemas.status import GalleryStatus
@@ -227,7 +227,7 @@ class _CurrentState(Collector):
         """Returns a sample for every state, so that a rule can compare states that occurred with those that did not."""
         text = "When the newest job of this state ended or last reported progress; 0: no recent job."
         family = GaugeMetricFamily("lookalike_job_updated_timestamp_seconds", text, labels=["state"])
-        for state in get_args(State):
+        for state in get_args(JobState):
             newest = max((job.updated for job in self._jobs if job.state == state), default=0)
             family.add_metric([state], newest)
         return family

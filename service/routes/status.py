@@ -2,14 +2,13 @@
 
 import logging
 import sqlite3
-from pathlib import Path
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from index.embedding.bundle import BundleCard
-from index.gallery import GalleryStats
-from index.gallery.jobs import JobRecord, opened_jobs
+from index.gallery import Gallery, GalleryStats
+from index.jobs import JobRecord
 from service.auth.dependencies import MaySearch
 from service.openapi import METRICS, STATUS, error_responses, example_response
 from service.problems import ACCESS_PROBLEMS, NOT_READY, OVERLOADED, ProblemError
@@ -46,15 +45,8 @@ async def status(state: StateDep) -> Status:
 
 
 def _gallery_status(stats: GalleryStats) -> GalleryStatus:
-    index = IndexStatus(
-        engine="faiss",
-        name=stats.generation,
-        revision=stats.generation_change,
-        pending=stats.pending,
-        kind=stats.kind,
-        recall=stats.recall,
-    )
-    return GalleryStatus(items=stats.items, images=stats.images, revision=stats.change, index=index)
+    index = IndexStatus(**stats.index.model_dump(include=set(IndexStatus.model_fields)))
+    return GalleryStatus(items=stats.items, images=stats.images, revision=stats.revision, index=index)
 
 
 def _bundle_status(card: BundleCard) -> BundleStatus:
@@ -103,15 +95,14 @@ def _metrics_page(state: ServiceState) -> bytes:
         model.bundle.card if model else None,
         model.embedder.provider if model else None,
         ready=model is not None and not state.shutting_down,
-        jobs=_newest_jobs(Path(state.settings.gallery)),
+        jobs=_newest_jobs(state.gallery),
     )
 
 
-def _newest_jobs(gallery: Path) -> list[JobRecord]:
+def _newest_jobs(gallery: Gallery) -> list[JobRecord]:
     """Returns no jobs when the history cannot be read: a full disk must not hide all other metrics."""
     try:
-        with opened_jobs(gallery) as history:
-            return history.newest(_MAX_JOBS)
+        return gallery.jobs.newest(_MAX_JOBS)
     except sqlite3.Error as error:
         log.warning("the history of jobs cannot be read: %s", error)
         return []

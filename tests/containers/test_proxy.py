@@ -8,14 +8,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from PIL import Image
 
-from index.gallery.jobs import opened_jobs
+from index.gallery.store.sqlite_jobs import SQLiteJobs
 from tests.support.processes import run_server
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
@@ -138,7 +138,7 @@ def test_largest_photo_passes_and_a_larger_one_is_refused_by_the_service(client:
 
 
 def test_events_of_a_job_are_streamed_while_it_runs(client: httpx.Client, gallery: Path) -> None:
-    with opened_jobs(gallery) as history:
+    with closing(SQLiteJobs(gallery)) as history:
         job = history.begin("catalogue.csv", "b" * 16)
         job.hold()
         with client.stream("GET", f"/v1/jobs/{job.record.id}/events") as events:

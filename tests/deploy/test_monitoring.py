@@ -13,8 +13,8 @@ import typer
 import yaml
 
 from index.embedding.embedder import PROVIDERS
-from index.gallery.jobs import State
-from index.gallery.vectors.faiss.compaction import RECALL_TARGET, is_due
+from index.gallery.vectors.faiss.settings import DEFAULT
+from index.jobs import JobState
 from lookalike import app
 from service.admission import Refusal
 from service.app import create_app
@@ -55,7 +55,7 @@ def test_alerts_and_panels_use_exactly_the_metrics_of_a_running_service(scrape: 
 def test_label_values_in_expressions_exist() -> None:
     known: dict[str, set[str]] = {
         "route": {*create_app(Settings(gallery="")).openapi()["paths"]},
-        "state": {*get_args(State)},
+        "state": {*get_args(JobState)},
         "reason": {*get_args(Refusal)},
         "stage": {*get_args(Stage)},
         "provider": {*PROVIDERS},
@@ -133,9 +133,9 @@ def test_thresholds_of_alerts_equal_those_of_the_gallery() -> None:
     minimum, share = map(int, re.findall(r"> (\d+) and .* / (\d+)", by_name["LookalikeCompactionBehind"])[0])
     for images in (0, 100 * share, share * minimum, 10 * share * minimum):
         due = max(minimum, images // share)
-        assert is_due(images, due + 1) and not is_due(images, due)
+        assert DEFAULT.is_compaction_due(images, due + 1) and not DEFAULT.is_compaction_due(images, due)
     assert f"{minimum}" in str(list(panels())) and f"/ {share}," in str(list(panels()))
-    assert float(by_name["LookalikeRecallLow"].rpartition("< ")[2]) == RECALL_TARGET
+    assert float(by_name["LookalikeRecallLow"].rpartition("< ")[2]) == DEFAULT.recall_target
 
 
 @pytest.mark.parametrize(

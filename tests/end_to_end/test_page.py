@@ -2,13 +2,14 @@
 
 import json
 import re
+from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from index.gallery.jobs import opened_jobs
+from index.gallery.store.sqlite_jobs import SQLiteJobs
 from service.auth.api_keys import KeyRing
 from tests.support.pages import cards, expect_first, open_page, photo_of_two, upload
 from tests.support.processes import run_server
@@ -281,7 +282,7 @@ def test_panel_shows_gallery_model_and_jobs(page: Page) -> None:
 
 
 def test_progress_of_a_running_job_is_shown_until_it_ends(page: Page, gallery: Path) -> None:
-    with opened_jobs(gallery) as jobs:
+    with closing(SQLiteJobs(gallery)) as jobs:
         job = jobs.begin("/data/nightly.csv", "0123456789abcdef")
         job.update(stage="embedding", total=400, done=100)
         page.reload()

@@ -74,6 +74,10 @@ class BuiltIndex(Protocol):
 class VectorIndex(Protocol):
     """Builds and opens the indexes of a gallery's bundles."""
 
+    @property
+    def engine(self) -> str:
+        """The engine's name for the statistics."""
+
     def open(self, bundle: BundleRow) -> BuiltIndex:
         """Opens what the store names as the bundle's index; raises IndexDamaged."""
 

@@ -1,6 +1,6 @@
 """A store and a vector index in plain Python, in memory: the second implementation of the gallery's two seams.
 
-Everything is found by comparing with everything. Handles of one `MemoryData` behave like processes that share a gallery.
+Every search compares all vectors. Handles of one `MemoryData` behave like processes that share a gallery.
 """
 
 import copy
@@ -435,6 +435,8 @@ class MemoryBuilt:
 
 class MemoryIndex:
     """Implements `VectorIndex`."""
+
+    engine = "memory"
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store

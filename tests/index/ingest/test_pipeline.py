@@ -3,6 +3,7 @@
 import csv
 import io
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from index.embedding.bundle import Bundle
 from index.embedding.embedder import Embedder, Pixels
 from index.embedding.images import decode, load_pixels
 from index.errors import LookalikeError
-from index.gallery import BundleMismatch, open_gallery
-from index.gallery.jobs import opened_jobs
+from index.gallery import open_gallery
+from index.gallery.errors import BundleMismatch
+from index.gallery.store.sqlite_jobs import SQLiteJobs
 from index.gallery.vectors.faiss import builder
 from index.gallery.vectors.faiss.builder import BuildResult
 from index.gallery.vectors.faiss.searcher import SCAN, Vectors
@@ -78,7 +80,7 @@ def test_the_first_row_of_an_item_describes_it_in_every_run(tmp_path: Path, bund
     source.write_text("\n".join([header, *rows]) + "\n")
     before = index_source(source, gallery=gallery, bundle=bundle)
     after = index_source(source, gallery=gallery, bundle=bundle)
-    assert (after.embedded, after.unchanged, after.generation) == (0, 166, before.generation), "nothing was written"
+    assert (after.embedded, after.unchanged, after.revision) == (0, 166, before.revision), "nothing was written"
     opened = open_gallery(gallery)
     item = opened.get("ball-cyan")
     opened.close()
@@ -157,13 +159,13 @@ def contents(gallery: Path) -> set[tuple[str, str]]:
 
 def active_bundle(gallery: Path) -> str | None:
     opened = open_gallery(gallery)
-    found = opened.live_bundle()
+    found = opened.active_bundle()
     opened.close()
     return found
 
 
 def last_job(gallery: Path) -> JobRecord:
-    with opened_jobs(gallery) as history:
+    with closing(SQLiteJobs(gallery)) as history:
         return history.newest(1)[0]
 
 
@@ -239,7 +241,7 @@ def test_an_unchanged_source_loads_no_model_and_changes_nothing(
     before = index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
     monkeypatch.delattr(Embedder, "__init__")
     after = index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
-    assert (after.embedded, after.unchanged, after.generation) == (0, 16, before.generation)
+    assert (after.embedded, after.unchanged, after.revision) == (0, 16, before.revision)
 
 
 def test_a_source_of_several_chunks_is_indexed_completely(tmp_path: Path, bundle: Path) -> None:
@@ -288,7 +290,7 @@ def test_a_cancelled_job_keeps_its_vectors_and_activates_nothing(tmp_path: Path,
 
     def stop_while_building(record: JobRecord) -> None:
         if record.stage == "building" and record.state == "running":
-            with opened_jobs(tmp_path / "gallery") as history:
+            with closing(SQLiteJobs(tmp_path / "gallery")) as history:
                 history.cancel(record.id)
 
     with pytest.raises(Cancelled, match="Run the same command again"):

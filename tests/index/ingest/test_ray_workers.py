@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 from index.embedding.bundle import MODEL_FILE, Bundle
 from index.errors import LookalikeError
 from index.gallery import open_gallery
-from index.gallery.jobs import opened_jobs
+from index.gallery.store.sqlite_jobs import SQLiteJobs
 from index.ingest.options import ReindexOptions
 from index.ingest.pipeline import run_reindex
 from index.ingest.ray_workers import ClusterError, RaySettings, RayWorkers
@@ -157,7 +158,7 @@ def test_a_chunk_that_kills_every_worker_fails_the_job_and_is_named(
     with pytest.raises(LookalikeError, match=r"3 workers .* died over the 128 images from item item-128"):
         run(table, tmp_path / "gallery", bundle, cluster.address)
     assert len(kind.killed) == 3
-    with opened_jobs(tmp_path / "gallery") as history:
+    with closing(SQLiteJobs(tmp_path / "gallery")) as history:
         assert history.newest(1)[0].state == "failed"
 
 

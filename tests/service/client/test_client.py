@@ -18,7 +18,8 @@ from service.client.calls import JobOptions, SearchOptions
 from service.routes import jobs
 from service.schemas.items import ItemAnswer
 from service.schemas.jobs import JobBody, JobStatus
-from service.schemas.search import Match, SearchAnswer, SearchOptions
+from service.schemas import search as wire
+from service.schemas.search import Match, SearchAnswer
 from service.settings import Settings
 from tests.service.conftest import serving
 from tests.support.tiny_bundle import make_tiny_bundle
@@ -426,5 +427,5 @@ def test_operations_have_signatures_and_docstrings(kind: type[Client] | type[Asy
 
 
 def test_options_are_those_of_the_service() -> None:
-    assert set(SearchOptions.__annotations__) == set(SearchOptions.model_fields)
+    assert set(SearchOptions.__annotations__) == set(wire.SearchOptions.model_fields)
     assert set(JobOptions.__annotations__) == set(JobBody.model_fields) - {"source"}

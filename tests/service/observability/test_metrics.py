@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, get_args
@@ -23,7 +23,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from prometheus_client.parser import text_string_to_metric_families
 
-from index.gallery.jobs import JOBS_FILE, State, opened_jobs
+from index.gallery.store.sqlite_jobs import JOBS_FILE, SQLiteJobs
+from index.jobs import JobState
 from service import photos
 from service.auth.api_keys import KeyRing
 from service.observability.logging import JsonFormatter, TextFormatter
@@ -92,13 +93,13 @@ def test_the_newest_job_of_each_state_has_a_metric(settings: Settings, tmp_path:
     bundle = make_tiny_bundle(tmp_path / "bundle")
     gallery = make_tiny_gallery(tmp_path / "gallery", bundle)
     with serving(settings.model_copy(update={"gallery": gallery, "bundle": bundle})) as client:
-        with opened_jobs(gallery) as history:
+        with closing(SQLiteJobs(gallery)) as history:
             done = history.newest()[0].updated
             history.begin("catalogue.csv", "b" * 16).update(state="failed", message="no such table")
             failed = history.newest()[0].updated
         values = figures(client.get("/metrics").text)
         ended = {
-            state: values[f"lookalike_job_updated_timestamp_seconds{{state={state}}}"] for state in get_args(State)
+            state: values[f"lookalike_job_updated_timestamp_seconds{{state={state}}}"] for state in get_args(JobState)
         }
         never = {"running": 0, "partial": 0, "cancelled": 0, "interrupted": 0}
         assert ended == {"done": done, "failed": failed, **never}

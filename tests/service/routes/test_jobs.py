@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from index.embedding.bundle import Bundle
-from index.gallery.jobs import JobLog, opened_jobs
+from index.gallery.store.sqlite_jobs import SQLiteJobs
 from index.ingest.options import ReindexOptions
 from service.auth.api_keys import KeyRing
 from service.settings import Settings
@@ -24,7 +25,7 @@ from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo, write_tiny
 class Shop(NamedTuple):
     settings: Settings
     client: httpx.Client
-    history: JobLog
+    history: SQLiteJobs
 
     @property
     def gallery(self) -> Path:
@@ -41,7 +42,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         sources={"more": str(write_tiny_source(tmp_path / "more", views=3)), "lost": str(tmp_path / "lost.csv")},
         bundles={"small": make_tiny_bundle(tmp_path / "small", grid=2)},
     )
-    with serving(settings) as client, opened_jobs(gallery) as history:
+    with serving(settings) as client, closing(SQLiteJobs(gallery)) as history:
         yield Shop(settings, client, history)
 
 

@@ -17,7 +17,7 @@ from typing import cast
 import httpx
 import pytest
 
-from index.gallery.jobs import opened_jobs
+from index.gallery.store.sqlite_jobs import SQLiteJobs
 from service.server.shutdown import draining
 from service.settings import Settings
 from service.state import ServiceState
@@ -110,7 +110,7 @@ def test_a_client_that_watches_a_job_does_not_delay_shutdown(
     settings: Settings, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     here = running(settings, tmp_path, LOOKALIKE_DRAIN_SECONDS="0")
-    with opened_jobs(Path(settings.gallery)) as history, here as service:
+    with closing(SQLiteJobs(Path(settings.gallery))) as history, here as service:
         job = history.begin("catalogue.csv", "0" * 16)
         with httpx.stream("GET", f"{service.address}/v1/jobs/{job.record.id}/events", timeout=60) as events:
             lines = events.iter_lines()

@@ -31,6 +31,8 @@ _LOCK = "compaction.lock"
 class FaissIndex:
     """Generations of a gallery's bundles; several processes may share the folder."""
 
+    engine = "faiss"
+
     def __init__(self, directory: Path, store: ItemStore, settings: FaissSettings | None = None) -> None:
         self._directory = directory
         self._root = directory / GENERATIONS
