@@ -15,7 +15,6 @@ import pytest
 from index.gallery.jobs import State
 from service.auth.api_keys import KeyRing
 from service.client import AsyncClient, Client, PhotoSearch, ServiceError, ServiceUnreachable, calls
-from service.routes import jobs
 from service.schemas.jobs import JobStatus
 from service.settings import Settings
 from tests.service.conftest import serving
@@ -296,7 +295,7 @@ class Watched:
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     """A job whose events cease while the connection stays, for a client that waits less long than ours do."""
-    assert calls.LONGEST_SILENCE >= 3 * jobs._HEARTBEAT
+    assert calls.LONGEST_SILENCE >= 3 * fastapi.sse._PING_INTERVAL
     monkeypatch.setattr(calls, "LONGEST_SILENCE", 0.5)
     over = threading.Event()
     yield Watched(lambda handler: over.wait(20))
