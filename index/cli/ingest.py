@@ -12,18 +12,24 @@ _STORED = TypeAdapter(dict[str, Any])
 GalleryOption = Annotated[str, typer.Option(help=ReindexOptions.model_fields["gallery"].description)]
 
 
-def _option(name: str, *declarations: str, **settings: Any) -> Any:
+def _option(name: str, *declarations: str, metavar: str | None = None) -> Any:
     """Returns the command line option of a field of ReindexOptions, with its description, bounds and default."""
     field = ReindexOptions.model_fields[name]
     bounds = {
-        bound: getattr(rule, attribute)
+        attribute: getattr(rule, attribute)
         for rule in field.metadata
-        for bound, attribute in (("min", "ge"), ("max", "le"))
+        for attribute in ("ge", "le")
         if hasattr(rule, attribute)
     }
-    if field.default and not field.is_required():
-        settings["show_default"] = str(field.default)
-    return typer.Option(*declarations, help=field.description, **bounds, **settings)
+    has_default = not field.is_required() and bool(field.default)
+    return typer.Option(
+        *declarations,
+        help=field.description,
+        metavar=metavar,
+        min=bounds.get("ge"),
+        max=bounds.get("le"),
+        show_default=str(field.default) if has_default else False,
+    )
 
 
 def reindex(

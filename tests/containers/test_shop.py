@@ -75,7 +75,7 @@ def test_nightly_job_runs_at_its_time_and_schedules_the_next(shop: Shop) -> None
     shop.compose("--profile", "nightly", "up", "--detach", "--no-build", "nightly", REINDEX_AT=f"{at:%H:%M:%S}")
     shop.wait_until("/readyz", 200)
     deadline = time.monotonic() + TIMEOUT_SECONDS
-    while (log := shop.compose("--profile", "nightly", "logs", "nightly")).count("The next re-index begins on") < 2:
+    while (log := shop.compose("--profile", "nightly", "logs", "nightly")).count("The next re-index starts on") < 2:
         assert time.monotonic() < deadline, log
         time.sleep(0.5)
     assert "16 photos embedded" in log and "The re-index ended with code 0." in log

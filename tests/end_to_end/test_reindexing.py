@@ -1,4 +1,4 @@
-"""Re-indexing as an operator does it: real processes that are killed, stopped, watched, and searched beside."""
+"""Re-indexing as an operator runs it: real processes that are killed, stopped and watched while others search."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ import pytest
 
 from index.embedding.bundle import Bundle
 from index.gallery import open_gallery
-from index.ingest.pipeline import _CHUNK
+from index.ingest.pipeline import DEFAULT_SETTINGS
 from tests.support.processes import lookalike
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import COLOURS, make_tiny_gallery, write_tiny_source
@@ -43,22 +43,22 @@ for folder in bundles:
 old = next(iter(vectors))
 answers, lives = Counter(), []
 while not stop.exists():
-    live = opened.live_bundle()
+    live = opened.active_bundle()
     if live not in lives:
         lives.append(live)
     for name in {old, live}:
         found = opened.search(vectors[name], bundle_id=name, top=8)
         hits = [[hit.item.id, round(hit.score, 3)] for hit in found.hits[0]]
-        answers[json.dumps([name, (found.generation or name).split("-")[-1].split(".")[0], hits])] += 1
+        answers[json.dumps([name, found.bundle_id, hits])] += 1
     if sum(answers.values()) <= 2:
         print("searching", flush=True)
 print(json.dumps({"lives": lives, "answers": [[*json.loads(text), count] for text, count in answers.items()]}))
 """
-"""Searches with the first bundle all the time, and with whichever is live; tells every different answer."""
+"""Searches with the first bundle and with the active one until it is stopped; prints every different result."""
 
 
 def write_many(directory: Path) -> Path:
-    """A table of so many images that a job over them can be met in its middle."""
+    """Writes a table of so many images that a job over them can be interrupted."""
     write_tiny_source(directory)
     table = directory / "many.csv"
     with table.open("w", newline="") as file:
@@ -72,7 +72,7 @@ def write_many(directory: Path) -> Path:
 
 @contextmanager
 def running(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """A job with its progress as JSON lines, which is embedding when this is entered."""
+    """Runs a job with its progress as JSON lines; it is embedding when the context is entered."""
     command = [sys.executable, "-m", "lookalike", "reindex", *map(str, arguments), "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -83,7 +83,7 @@ def running(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def next_progress(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """The next record with an image done."""
+    """Returns the next record with an image done."""
     assert process.stdout and process.stderr
     for line in process.stdout:
         record: dict[str, Any] = json.loads(line)
@@ -92,17 +92,17 @@ def next_progress(process: subprocess.Popen[str]) -> dict[str, Any]:
     raise AssertionError(f"the job ended: {process.stderr.read()}")
 
 
-def rest(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
-    """The last record of a process that ends now, and its standard error."""
+def wait_for_end(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
+    """Waits for the end of a process; returns its last record and its standard error."""
     out, errors = process.communicate(timeout=60)
     lines = [line for line in out.splitlines() if line.endswith("}")]  # a kill may cut the last line
     return json.loads(lines[-1]) if lines else {}, errors
 
 
 def vectors_of(gallery: Path) -> dict[tuple[str, str], bytes]:
-    """Everything that a gallery would answer with: item, image, digest and vector."""
+    """Returns all that searches use: item, image, digest and vector."""
     opened = open_gallery(gallery)
-    live = opened.live_bundle()
+    live = opened.active_bundle()
     assert live
     found = {}
     for item_id in dict.fromkeys(item_id for item_id, _ in opened.image_ids()):
@@ -114,62 +114,66 @@ def vectors_of(gallery: Path) -> dict[tuple[str, str], bytes]:
 
 
 def states(gallery: Path) -> list[str]:
-    told = lookalike("jobs", "--gallery", gallery, "--json")
-    assert told.returncode == 0, told.stderr
-    return [json.loads(line)["state"] for line in told.stdout.splitlines()]
+    ended = lookalike("jobs", "--gallery", gallery, "--json")
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line)["state"] for line in ended.stdout.splitlines()]
 
 
-def test_a_job_killed_at_random_moments_goes_on_where_it_was(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_job_killed_at_random_moments_continues_where_it_stopped(tmp_path: Path) -> None:
     table, bundle = write_many(tmp_path / "source"), make_tiny_bundle(tmp_path / "bundle")
     arguments = (table, "--gallery", tmp_path / "killed", "--bundle", bundle, "--rejects", tmp_path / "rejects.csv")
-    told = 0
+    reported = 0
     kills = 3
+    delays = random.Random(0)
     for _ in range(kills):
         with running(*arguments) as process:
             record = next_progress(process)
-            time.sleep(random.random() / 10)
+            time.sleep(delays.random() / 10)
             os.kill(process.pid, signal.SIGKILL)
-            last, _ = rest(process)
-            told += (last or record)["embedded"]
+            last, _ = wait_for_end(process)
+            reported += (last or record)["embedded"]
             assert process.returncode == -signal.SIGKILL
     assert states(tmp_path / "killed") == ["interrupted"] * kills
     final = lookalike("reindex", *arguments, "--json")
     assert final.returncode == 0, final.stderr
     record = json.loads(final.stdout.splitlines()[-1])
     assert record["embedded"] + record["unchanged"] == IMAGES
-    assert IMAGES - kills * _CHUNK <= told + record["embedded"] <= IMAGES, "what was written is not embedded again"
-    lookalike("reindex", table, "--gallery", tmp_path / "whole", "--bundle", bundle)
-    assert vectors_of(tmp_path / "killed") == vectors_of(tmp_path / "whole")
+    assert IMAGES - kills * DEFAULT_SETTINGS.chunk_size <= reported + record["embedded"] <= IMAGES, (
+        "what was written is not embedded again"
+    )
+    lookalike("reindex", table, "--gallery", tmp_path / "complete", "--bundle", bundle)
+    assert vectors_of(tmp_path / "killed") == vectors_of(tmp_path / "complete")
     verified = lookalike("gallery", "verify", tmp_path / "killed")
     assert verified.returncode == 0, verified.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_polite_signal_ends_the_job_after_its_batch(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_first_signal_stops_the_job_after_its_batch(tmp_path: Path, number: signal.Signals) -> None:
     table, bundle = write_many(tmp_path / "source"), make_tiny_bundle(tmp_path / "bundle")
     arguments = (table, "--gallery", tmp_path / "gallery", "--bundle", bundle, "--rejects", tmp_path / "rejects.csv")
     with running(*arguments) as process:
         process.send_signal(number)
-        stopped, errors = rest(process)
+        stopped, errors = wait_for_end(process)
     assert (process.returncode, stopped["state"]) == (130, "cancelled")
     assert "Run the same command again" in errors and "Traceback" not in errors
     final = lookalike("reindex", *arguments, "--json")
     record = json.loads(final.stdout.splitlines()[-1])
     assert (record["state"], stopped["embedded"] + record["embedded"]) == ("done", IMAGES)
-    assert record["unchanged"] == stopped["embedded"] > 0, "all that it told of was kept"
+    assert record["unchanged"] == stopped["embedded"] > 0, "all that it reported was kept"
 
 
 def test_another_process_watches_and_stops_a_job(tmp_path: Path) -> None:
     table, bundle = write_many(tmp_path / "source"), make_tiny_bundle(tmp_path / "bundle")
     arguments = (table, "--gallery", tmp_path / "gallery", "--bundle", bundle, "--rejects", tmp_path / "rejects.csv")
     with running(*arguments) as process:
-        # Stopped for a moment by the system, so that it is still at work when the other processes come.
+        # Paused, so that it still runs when the other processes look at it.
         process.send_signal(signal.SIGSTOP)
         assert states(tmp_path / "gallery") == ["running"]
-        told = lookalike("jobs", "--gallery", tmp_path / "gallery", "--cancel", "1")
-        assert told.returncode == 0 and "Job 1 ends" in told.stdout
+        cancelled = lookalike("jobs", "--gallery", tmp_path / "gallery", "--cancel", "1")
+        assert cancelled.returncode == 0 and "Job 1 stops" in cancelled.stdout
         process.send_signal(signal.SIGCONT)
-        rest(process)
+        wait_for_end(process)
     assert process.returncode == 130
     assert states(tmp_path / "gallery") == ["cancelled"]
     again = lookalike("jobs", "--gallery", tmp_path / "gallery", "--cancel", "1")
@@ -194,12 +198,12 @@ def test_columns_attributes_and_folders_are_chosen_on_the_command_line(tmp_path:
     assert "16 photos embedded, 0 unchanged, 0 rejected, 0 deleted" in done.stdout
     assert states(tmp_path / "gallery") == ["done", "failed", "failed"]
     opened = open_gallery(tmp_path / "gallery")
-    item = opened.get("ball-red")
+    stored = opened.stored("ball-red")
     opened.close()
-    assert item and item.attributes == {"colour": "red", "price": 4.5}
+    assert stored and stored.item.attributes == {"colour": "red", "price": 4.5}
 
 
-def test_bad_photos_are_told_by_exit_code_and_file(tmp_path: Path) -> None:
+def test_bad_photos_are_reported_by_exit_code_and_file(tmp_path: Path) -> None:
     source, bundle = write_tiny_source(tmp_path / "source"), make_tiny_bundle(tmp_path / "bundle")
     (source.parent / "red-0.jpg").write_bytes((source.parent / "red-0.jpg").read_bytes()[:-200])
     (source.parent / "cyan-1.jpg").unlink()
@@ -219,7 +223,7 @@ def test_bad_photos_are_told_by_exit_code_and_file(tmp_path: Path) -> None:
 
 @contextmanager
 def searching(tmp_path: Path, *bundles: Path) -> Iterator[dict[str, Any]]:
-    """A process that searches all the while; what it saw is in the answer afterwards."""
+    """Runs a process that searches during the context; yields a dict that holds its results afterwards."""
     stop = tmp_path / "stop"
     photo = tmp_path / "gallery-source" / "blue-0.jpg"
     command = [sys.executable, "-c", WATCH, *map(str, (tmp_path / "gallery", stop, photo, *bundles))]
@@ -235,7 +239,8 @@ def searching(tmp_path: Path, *bundles: Path) -> Iterator[dict[str, Any]]:
         seen.update(json.loads(out.splitlines()[-1]))
 
 
-def test_a_new_bundle_goes_live_beside_searches_without_a_failed_or_mixed_answer(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_new_bundle_is_activated_during_searches_without_a_failed_or_mixed_result(tmp_path: Path) -> None:
     old, new = make_tiny_bundle(tmp_path / "old"), make_tiny_bundle(tmp_path / "new", grid=8)
     gallery = make_tiny_gallery(tmp_path / "gallery", old)
     table = tmp_path / "gallery-source" / "catalogue.csv"
@@ -246,7 +251,7 @@ def test_a_new_bundle_goes_live_beside_searches_without_a_failed_or_mixed_answer
     command = ("reindex", table, "--gallery", gallery, "--bundle", new, "--rejects", tmp_path / "rejects.csv")
     with searching(tmp_path, old, new) as seen:
         refused = lookalike(*command, "--queries", queries, "--expect-recall", "0.9")
-        assert refused.returncode == 1 and "0.5000, below 0.9000; the bundle did not go live" in refused.stderr
+        assert refused.returncode == 1 and "0.5000, below 0.9000; the bundle was not activated" in refused.stderr
         moved = lookalike(*command, "--queries", queries, "--expect-recall", "0.5")
         assert moved.returncode == 0 and "0 photos embedded, 16 unchanged" in moved.stdout, moved.stderr
         back = lookalike("gallery", "rollback", gallery)

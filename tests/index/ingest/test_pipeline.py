@@ -65,10 +65,10 @@ def test_changed_attributes_are_stored_without_embedding(tmp_path: Path, bundle:
     source.write_text(source.read_text().replace("Tiny", "Huge"))
     assert index_source(source, gallery=tmp_path / "gallery", bundle=bundle).embedded == 0
     gallery = open_gallery(tmp_path / "gallery")
-    item = gallery.get("ball-red")
+    stored = gallery.stored("ball-red")
     gallery.close()
-    assert item is not None
-    assert item.attributes == {"category": "ball", "colour": "red", "brand": "Huge", "price": 4.5}
+    assert stored is not None
+    assert stored.item.attributes == {"category": "ball", "colour": "red", "brand": "Huge", "price": 4.5}
 
 
 def test_the_first_row_of_an_item_describes_it_in_every_run(tmp_path: Path, bundle: Path) -> None:
@@ -82,9 +82,9 @@ def test_the_first_row_of_an_item_describes_it_in_every_run(tmp_path: Path, bund
     after = index_source(source, gallery=gallery, bundle=bundle)
     assert (after.embedded, after.unchanged, after.revision) == (0, 166, before.revision), "nothing was written"
     opened = open_gallery(gallery)
-    item = opened.get("ball-cyan")
+    stored = opened.stored("ball-cyan")
     opened.close()
-    assert item and item.attributes["brand"] == "Tiny"
+    assert stored and stored.item.attributes["brand"] == "Tiny"
 
 
 def test_bad_photos_are_listed_and_do_not_stop_the_job(tmp_path: Path, bundle: Path) -> None:

@@ -9,16 +9,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, assert_type
 
+import fastapi.sse
 import pytest
 
 from index.jobs import JobState
 from service.auth.api_keys import KeyRing
 from service.client import AsyncClient, Client, PhotoSearch, ServiceError, ServiceUnreachable
 from service.client.calls import JobOptions, SearchOptions
-from service.routes import jobs
+from service.schemas import search as wire
 from service.schemas.items import ItemAnswer
 from service.schemas.jobs import JobBody, JobStatus
-from service.schemas import search as wire
 from service.schemas.search import Match, SearchAnswer
 from service.settings import Settings
 from tests.service.conftest import serving
@@ -372,7 +372,7 @@ def silent_job() -> Iterator[FakeJob]:
 
 def test_the_event_timeout_allows_for_lost_heartbeats() -> None:
     for client in (Client, AsyncClient):
-        assert inspect.signature(client).parameters["event_timeout"].default >= 3 * jobs._HEARTBEAT
+        assert inspect.signature(client).parameters["event_timeout"].default >= 3 * fastapi.sse._PING_INTERVAL
 
 
 def test_following_a_job_reconnects_when_events_stop(silent_job: FakeJob) -> None:

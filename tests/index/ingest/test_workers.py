@@ -1,0 +1,117 @@
+"""Tests of the workers of one machine: outcomes in order, rejects among them, no thread left behind."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from index.embedding import Bundle, Embedder, ImageError, load_pixels
+from index.embedding.images import digest
+from index.gallery.types import Item, NewImage
+from index.ingest.embedding_plan import Reject, Unchanged
+from index.ingest.sources import Source, SourceImage
+from index.ingest.workers import LocalWorkers
+from tests.support.tiny_bundle import make_tiny_bundle
+from tests.support.tiny_gallery import COLOURS, tiny_photo, write_tiny_source
+
+
+def image(number: int, place: str) -> SourceImage:
+    return SourceImage(Item(id=f"item-{number}"), f"image-{number}", place)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return Bundle.load(make_tiny_bundle(tmp_path_factory.mktemp("bundle"), resize=40))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder with a hundred photos and a file that is not a photo."""
+    for number in range(100):
+        (tmp_path / str(number)).write_bytes(tiny_photo(number % len(COLOURS), number))
+    (tmp_path / "text").write_bytes(b"not an image")
+    return tmp_path
+
+
+@pytest.fixture
+def workers(bundle: Bundle) -> Iterator[LocalWorkers]:
+    workers = LocalWorkers(bundle, cores=2)
+    yield workers
+    workers.close()
+
+
+def test_outcomes_and_rejects_come_in_the_order_of_the_chunk(
+    workers: LocalWorkers, bundle: Bundle, photos: Path
+) -> None:
+    places = [str(photos / str(number)) for number in range(100)]
+    places[0] = places[50] = str(photos / "text")
+    places[7] = str(photos / "missing.jpg")
+    outcomes: list[Any] = workers.submit([image(n, place) for n, place in enumerate(places)], {}).result(60)
+    names = [outcome.id if isinstance(outcome, NewImage) else outcome.image_id for outcome in outcomes]
+    assert names == [f"image-{number}" for number in range(100)]
+    reasons = {n: outcome.reason for n, outcome in enumerate(outcomes) if not isinstance(outcome, NewImage)}
+    assert reasons == {0: "unsupported", 7: "unreadable", 50: "unsupported"}
+    embedder = Embedder(bundle, threads=1)
+    for number in (1, 8, 49, 51, 99):
+        expected = embedder.embed(load_pixels((photos / str(number)).read_bytes(), bundle.preprocessing)[None])[0]
+        np.testing.assert_allclose(outcomes[number].vector, expected, atol=1e-6)
+
+
+def test_chunk_without_a_usable_photo_has_only_rejects(workers: LocalWorkers, photos: Path) -> None:
+    assert workers.submit([], {}).result(60) == []
+    text = str(photos / "text")
+    outcomes: list[Any] = workers.submit([image(1, text), image(2, text)], {}).result(60)
+    assert [outcome.reason for outcome in outcomes] == ["unsupported"] * 2
+
+
+def test_unexpected_error_reaches_the_caller(
+    workers: LocalWorkers, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the decoder is broken")
+
+    monkeypatch.setattr("index.ingest.workers.decode_for_model", fail)
+    with pytest.raises(RuntimeError, match="the decoder is broken"):
+        workers.submit([image(1, str(photos / "1")), image(2, str(photos / "2"))], {}).result(60)
+
+
+def test_photo_over_the_limit_is_rejected_unread(workers: LocalWorkers, tmp_path: Path) -> None:
+    with (tmp_path / "vast.jpg").open("wb") as file:
+        file.truncate(2**40)
+    [outcome] = workers.submit([image(1, str(tmp_path / "vast.jpg"))], {}).result(60)
+    assert not isinstance(outcome, (NewImage, ImageError)) and getattr(outcome, "reason", None) == "too_large"
+
+
+def test_closed_workers_leave_no_thread_behind(bundle: Bundle, photos: Path) -> None:
+    before = set(threading.enumerate())
+    workers = LocalWorkers(bundle, cores=2)
+    pending = [workers.submit([image(n, str(photos / str(n))) for n in range(64)], {}) for _ in range(6)]
+    workers.close()
+    assert all(future.done() for future in pending)
+    del workers, pending
+    for thread in set(threading.enumerate()) - before:
+        thread.join(timeout=10)
+        assert not thread.is_alive()
+
+
+def test_unchanged_photos_are_not_embedded(tmp_path: Path) -> None:
+    bundle = Bundle.load(make_tiny_bundle(tmp_path / "bundle"))
+    chunk = list(Source([write_tiny_source(tmp_path / "source")]))[:4]
+    Path(chunk[1].place).write_bytes(b"not a photo")
+    data = [Path(image.place).read_bytes() for image in chunk]
+    workers = LocalWorkers(bundle, cores=1)
+    try:
+        known = {(chunk[2].item.id, chunk[2].image_id): digest(data[2])}
+        first, bad, unchanged, last = workers.submit(chunk, known).result(timeout=30)
+    finally:
+        workers.close()
+    assert isinstance(bad, Reject) and (bad.item_id, bad.place) == (chunk[1].item.id, chunk[1].place)
+    assert unchanged == Unchanged(chunk[2].image_id)
+    embedder = Embedder(bundle, threads=1)
+    for outcome, image, photo in ((first, chunk[0], data[0]), (last, chunk[3], data[3])):
+        assert isinstance(outcome, NewImage) and (outcome.id, outcome.digest) == (image.image_id, digest(photo))
+        expected = embedder.embed(load_pixels(photo, bundle.preprocessing)[None])[0]
+        np.testing.assert_allclose(outcome.vector, expected, atol=1e-5)
