@@ -211,7 +211,7 @@ def test_a_damaged_link_says_so(page: Page, address: str) -> None:
 def test_a_text_file_shows_what_is_wrong_and_what_to_do(page: Page) -> None:
     give(page, b"not a photo", "notes.txt", "text/plain")
     alert = page.get_by_role("alert")
-    expect(alert).to_contain_text("The photo's format is unknown")
+    expect(alert).to_contain_text("Unsupported photo format")
     expect(alert).to_contain_text("not an image of a known format")
     expect(alert).to_contain_text("JPEG, PNG")
     expect(page.locator("#problem-id")).to_contain_text("Request ")
