@@ -214,7 +214,7 @@ def test_invalid_link_shows_an_error(page: Page, address: str) -> None:
 def test_text_file_shows_an_error_and_its_remedy(page: Page) -> None:
     upload(page, b"not a photo", "notes.txt", "text/plain")
     alert = page.get_by_role("alert")
-    expect(alert).to_contain_text("The photo's format is unknown")
+    expect(alert).to_contain_text("Unsupported photo format")
     expect(alert).to_contain_text("not an image of a known format")
     expect(alert).to_contain_text("JPEG, PNG")
     expect(page.locator("#problem-id")).to_contain_text("Request ")
