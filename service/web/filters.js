@@ -40,7 +40,7 @@ const isSpan = ({ distinct, values }) => distinct > 1 && values.every(([value]) 
 /** Groups, then what some items have and others lack, then spans of numbers. */
 const rank = (facet) => isSpan(facet) ? 2 : Number(facet.distinct === 1);
 
-function isUseful({ distinct, values }, { items, pending }) {
+function isUseful({ distinct, values }, { items, index: { pending } }) {
   const [[value, count]] = values;
   if (distinct === 1) return count > 1 && count < items - pending; // what all have is no choice, what some have is one
   return !(distinct > NAMES_BEYOND && count === 1 && typeof value === "string");
