@@ -41,7 +41,7 @@ const isNumeric = ({ distinct, values }) => distinct > 1 && values.every(([value
 /** Orders categories first, then attributes that only some items have, then numbers. */
 const rank = (facet) => isNumeric(facet) ? 2 : Number(facet.distinct === 1);
 
-function isUseful({ distinct, values }, { items, pending }) {
+function isUseful({ distinct, values }, { items, index: { pending } }) {
   const [[value, count]] = values;
   if (distinct === 1) return count > 1 && count < items - pending; // useful only if some items lack it
   return !(distinct > MAX_UNIQUE_VALUES && count === 1 && typeof value === "string");
