@@ -1,7 +1,7 @@
 """Compacts a gallery in the background.
 
 `python -m index.gallery.maintenance ADDRESS` compacts the active bundle in a process of its own: it takes neither the
-interpreter lock nor the memory of the process that answers searches.
+interpreter lock nor the memory of the process that serves searches.
 """
 
 import logging
@@ -63,7 +63,7 @@ class Maintainer:
         return code
 
     def close(self) -> None:
-        """Stops a running compaction, which then has changed nothing."""
+        """Stops a running compaction, which then changes nothing."""
         with self._lock:
             self._closing.set()
             self._requested.set()

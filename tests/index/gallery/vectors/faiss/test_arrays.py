@@ -92,13 +92,13 @@ def test_a_foreign_or_damaged_header_is_refused(path: Path, old: bytes, new: byt
     damaged = whole.replace(old, new)[: len(whole)]
     assert damaged != whole
     path.write_bytes(damaged)
-    with pytest.raises(ArraysError, match="Build it again"):
+    with pytest.raises(ArraysError, match="Rebuild its generation"):
         open_arrays(path)
 
 
 def test_a_header_that_claims_to_be_endless_is_refused(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:8] + b"\xff" * 8 + path.read_bytes()[16:])
-    with pytest.raises(ArraysError, match="cut off in its header"):
+    with pytest.raises(ArraysError, match="header is truncated"):
         open_arrays(path)
 
 
