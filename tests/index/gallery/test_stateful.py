@@ -1,4 +1,4 @@
-"""Random histories of a gallery: after each of them it answers what a gallery in plain Python does."""
+"""Random histories of a gallery: after each of them it answers what a gallery in memory does."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +17,7 @@ from index.gallery.types import Attribute, Hit, Item, NewImage
 from index.gallery.vectors.faiss.settings import FaissSettings
 
 from .memory import MemoryData, MemoryIndex, MemoryStore
-from .reference import BUNDLE, PlainGallery, Vector, photo, unit
+from .reference import BUNDLE, ReferenceGallery, Vector, photo, unit
 
 # Few of everything, so that writes meet: items are replaced, deleted and stored again, and scores tie.
 ITEMS = [f"item-{number}" for number in range(12)]
@@ -68,7 +68,7 @@ class History(RuleBasedStateMachine):
         self.folder = TemporaryDirectory()
         self.writer = self.open(create=True)
         self.reader = self.open()
-        self.plain = PlainGallery()
+        self.reference = ReferenceGallery()
         self.revision = 0
 
     def open(self, *, create: bool = False) -> Gallery:
@@ -97,36 +97,36 @@ class History(RuleBasedStateMachine):
     @rule(given=st.lists(entries, min_size=1, max_size=4))
     def upsert(self, given: list[tuple[Item, list[NewImage]]]) -> None:
         self.wrote(self.writer.upsert(given, BUNDLE))
-        self.plain.upsert(given)
+        self.reference.upsert(given)
 
-    @precondition(lambda self: self.plain.items)
+    @precondition(lambda self: self.reference.items)
     @rule(data=st.data())
     def upsert_the_same_again(self, data: st.DataObject) -> None:
-        item_id = data.draw(st.sampled_from(sorted(self.plain.items)))
-        entry = self.plain.items[item_id], list(self.plain.images[item_id].values())
+        item_id = data.draw(st.sampled_from(sorted(self.reference.items)))
+        entry = self.reference.items[item_id], list(self.reference.images[item_id].values())
         assert self.reader.upsert([entry], BUNDLE) == self.revision
 
-    @precondition(lambda self: self.plain.items)
+    @precondition(lambda self: self.reference.items)
     @rule(data=st.data(), changed=attributes)
     def change_attributes(self, data: st.DataObject, changed: dict[str, Attribute]) -> None:
-        item_id = data.draw(st.sampled_from(sorted(self.plain.items)))
-        item = self.plain.items[item_id].model_copy(update={"attributes": changed})
+        item_id = data.draw(st.sampled_from(sorted(self.reference.items)))
+        item = self.reference.items[item_id].model_copy(update={"attributes": changed})
         self.upsert([(item, [])])
 
     @rule(item_ids=st.lists(st.sampled_from(ITEMS), max_size=3))
     def delete(self, item_ids: list[str]) -> None:
         self.wrote(self.writer.delete(item_ids))
-        self.plain.delete(item_ids)
+        self.reference.delete(item_ids)
 
     @rule(item_id=st.sampled_from(ITEMS), image_ids=st.lists(st.sampled_from(IMAGES), min_size=1, max_size=3))
     def delete_images(self, item_id: str, image_ids: list[str]) -> None:
         self.wrote(self.writer.delete_images(item_id, image_ids))
-        self.plain.delete_images(item_id, image_ids)
+        self.reference.delete_images(item_id, image_ids)
 
     @rule(rebuild=st.booleans(), other=st.booleans())
     def compact(self, rebuild: bool, other: bool) -> None:
         name = (self.reader if other else self.writer).compact(rebuild=rebuild)
-        assert (name is None) == (not any(self.plain.images.values()))
+        assert (name is None) == (not any(self.reference.images.values()))
 
     @rule()
     def reopen(self) -> None:
@@ -150,18 +150,18 @@ class History(RuleBasedStateMachine):
             )
             assert found.revision == self.revision
             for query, hits in zip(queries, found.hits, strict=True):
-                self.plain.check(hits, query[None], top=top, filter=wanted, min_score=min_score, exclude=exclude)
+                self.reference.check(hits, query[None], top=top, filter=wanted, min_score=min_score, exclude=exclude)
 
     @rule(data=st.data(), item_id=st.sampled_from(ITEMS), top=tops, wanted=filters)
     def search_item(self, data: st.DataObject, item_id: str, top: int, wanted: Filter | None) -> None:
         min_score, exclude = self.bounds(data)
-        if not self.plain.images.get(item_id):
+        if not self.reference.images.get(item_id):
             with pytest.raises(ItemMissing):
                 self.reader.search_item(item_id)
             return
         found = self.reader.search_item(item_id, top=top, filter=wanted, min_score=min_score, exclude=exclude)
-        queries = self.plain.queries_of(item_id)
-        self.plain.check(
+        queries = self.reference.queries_of(item_id)
+        self.reference.check(
             found.hits[0], queries, top=top, filter=wanted, min_score=min_score, exclude=[item_id, *exclude]
         )
 
@@ -181,22 +181,27 @@ class History(RuleBasedStateMachine):
             assert len(found.hits[0]) == size
             if compact_between and len(hits) == size:
                 self.writer.compact()
-        self.plain.check(hits, query[None], top=1000, filter=wanted)
+        self.reference.check(hits, query[None], top=1000, filter=wanted)
 
     @rule(wanted=filters, item_id=st.sampled_from(ITEMS))
     def read(self, wanted: Filter | None, item_id: str) -> None:
         for gallery in (self.writer, self.reader):
             stored = gallery.stored(item_id)
-            assert (stored.item if stored else None) == self.plain.items.get(item_id)
+            assert (stored.item if stored else None) == self.reference.items.get(item_id)
             assert gallery.digests(item_id, BUNDLE) == {
-                name: image.digest for name, image in self.plain.images.get(item_id, {}).items()
+                name: image.digest for name, image in self.reference.images.get(item_id, {}).items()
             }
             matching = [
-                item for _, item in sorted(self.plain.items.items()) if not wanted or wanted.matches(item.attributes)
+                item
+                for _, item in sorted(self.reference.items.items())
+                if not wanted or wanted.matches(item.attributes)
             ]
             assert gallery.scan(filter=wanted).items == matching
             stats = gallery.stats()
-            assert (stats.items, stats.images) == (len(self.plain.items), sum(map(len, self.plain.images.values())))
+            assert (stats.items, stats.images) == (
+                len(self.reference.items),
+                sum(map(len, self.reference.images.values())),
+            )
             assert stats.revision == self.revision
 
 
@@ -225,7 +230,7 @@ def test_any_history_leaves_what_plain_python_would() -> None:
 
 
 class MemoryHistory(History):
-    """The same on the store and the index in plain Python."""
+    """The same on the store and the index in memory."""
 
     def open(self, *, create: bool = False) -> Gallery:
         if create:

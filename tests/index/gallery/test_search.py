@@ -12,7 +12,7 @@ from index.gallery.filters import Filter
 from index.gallery.types import Hit, Item
 
 from .conftest import OpenEngine
-from .reference import BUNDLE, MUG, TRIO, Shop, Vector, ids, photo, shop, unit
+from .reference import BUNDLE, MUG, TRIO, Shop, Vector, make_entries, photo, search_ids, unit
 
 
 def pages(search: Callable[[str | None], tuple[list[Hit], str | None]]) -> list[Hit]:
@@ -29,7 +29,7 @@ def pages(search: Callable[[str | None], tuple[list[Hit], str | None]]) -> list[
 
 
 def test_a_new_gallery_is_empty_and_answers_nothing(gallery: Gallery) -> None:
-    assert ids(gallery, 1, 0, 0) == []
+    assert search_ids(gallery, 1, 0, 0) == []
     assert gallery.compact() is None
     assert gallery.stats().items == 0
     assert gallery.scan().items == []
@@ -43,10 +43,10 @@ def test_a_gallery_that_was_emptied_answers_nothing(trio: Gallery, open_engine: 
     if compacted:
         assert trio.compact() is None
     for handle in (trio, open_engine()):
-        assert ids(handle, 1, 0, 0) == []
+        assert search_ids(handle, 1, 0, 0) == []
         assert handle.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, filter=Filter.parse({"price": 5.5})).hits == [[]]
     trio.upsert(TRIO[:1], BUNDLE)
-    assert ids(trio, 1, 0, 0) == ["mug"]
+    assert search_ids(trio, 1, 0, 0) == ["mug"]
 
 
 def test_an_answer_names_the_whole_item_and_its_best_image(trio: Gallery) -> None:
@@ -63,8 +63,8 @@ def test_an_answer_names_the_whole_item_and_its_best_image(trio: Gallery) -> Non
 
 
 @pytest.mark.parametrize("top", [1, 10, 100, 1000])
-def test_the_best_items_come_first_each_once_with_its_best_image(stocked: Shop, top: int) -> None:
-    stocked.check(top=top)
+def test_the_best_items_come_first_each_once_with_its_best_image(shop: Shop, top: int) -> None:
+    shop.check(top=top)
 
 
 @pytest.mark.parametrize("top", [0, -1, 1001])
@@ -79,7 +79,7 @@ def test_many_images_of_one_item_do_not_fill_the_list(gallery: Gallery, compacte
     gallery.upsert([(Item(id="crowd"), crowd), (Item(id="alone"), [photo("one", unit(0, 1, 0))])], BUNDLE)
     if compacted:
         gallery.compact()
-    assert ids(gallery, 1, 0, 0, top=2) == ["crowd", "alone"]
+    assert search_ids(gallery, 1, 0, 0, top=2) == ["crowd", "alone"]
     found = gallery.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, top=2, min_score=-0.5)
     assert [hit.item.id for hit in found.hits[0]] == ["crowd", "alone"]
 
@@ -90,18 +90,18 @@ def test_items_behind_a_crowd_are_not_passed_over_for_worse_ones_that_are_new(ga
     gallery.compact()
     worse = [(Item(id=f"worse-{number}"), [photo("one", unit(number / 10, 1, 0))]) for number in range(4)]
     gallery.upsert(worse, BUNDLE)
-    assert ids(gallery, 1, 0, 0, top=2) == ["crowd", "good"]
+    assert search_ids(gallery, 1, 0, 0, top=2) == ["crowd", "good"]
     found = gallery.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, top=10, min_score=0.5)
     assert [hit.item.id for hit in found.hits[0]] == ["crowd", "good"]
 
 
-def test_several_queries_are_answered_in_their_order(stocked: Shop) -> None:
-    queries = np.stack([images[0].vector for _, images in shop(40, seed=5)])
-    found = stocked.gallery.search(queries, bundle_id=BUNDLE, top=20)
+def test_several_queries_are_answered_in_their_order(shop: Shop) -> None:
+    queries = np.stack([images[0].vector for _, images in make_entries(40, seed=5)])
+    found = shop.gallery.search(queries, bundle_id=BUNDLE, top=20)
     assert len(found.hits) == 40
     assert found.cursor is None
     for query, hits in zip(queries, found.hits, strict=True):
-        stocked.plain.check(hits, query[None], top=20)
+        shop.reference.check(hits, query[None], top=20)
 
 
 def test_no_query_has_no_answer(trio: Gallery) -> None:
@@ -109,18 +109,18 @@ def test_no_query_has_no_answer(trio: Gallery) -> None:
 
 
 @pytest.mark.parametrize("min_score", [-1.0, 0.0, 0.5, 0.95, 1.1])
-def test_hits_below_a_score_are_left_out(stocked: Shop, min_score: float) -> None:
-    stocked.check(top=300, min_score=min_score)
+def test_hits_below_a_score_are_left_out(shop: Shop, min_score: float) -> None:
+    shop.check(top=300, min_score=min_score)
 
 
-def test_a_hit_of_just_the_least_score_is_answered(stocked: Shop) -> None:
-    score = stocked.check(top=30)[-1].score
-    assert len(stocked.check(top=300, min_score=score)) >= 30
+def test_a_hit_of_just_the_least_score_is_answered(shop: Shop) -> None:
+    score = shop.check(top=30)[-1].score
+    assert len(shop.check(top=300, min_score=score)) >= 30
 
 
-def test_excluded_items_are_left_out_and_replaced_by_the_next(stocked: Shop) -> None:
-    best = [hit.item.id for hit in stocked.check(top=15)]
-    hits = stocked.check(top=10, exclude=[*best[:5], "never there"])
+def test_excluded_items_are_left_out_and_replaced_by_the_next(shop: Shop) -> None:
+    best = [hit.item.id for hit in shop.check(top=15)]
+    hits = shop.check(top=10, exclude=[*best[:5], "never there"])
     assert [hit.item.id for hit in hits] == best[5:]
 
 
@@ -141,22 +141,22 @@ def test_a_least_score_that_is_no_number_is_refused(trio: Gallery, min_score: fl
 
 
 @pytest.mark.parametrize("rebuild", [False, True])
-def test_answers_and_scores_are_the_same_before_and_after_a_compaction(stocked: Shop, rebuild: bool) -> None:
+def test_answers_and_scores_are_the_same_before_and_after_a_compaction(shop: Shop, rebuild: bool) -> None:
     def answer() -> list[tuple[str, str, float]]:
-        return [(hit.item.id, hit.image.id, hit.score) for hit in stocked.check(top=1000)]
+        return [(hit.item.id, hit.image.id, hit.score) for hit in shop.check(top=1000)]
 
     before = answer()
-    stocked.gallery.compact(rebuild=rebuild)
+    shop.gallery.compact(rebuild=rebuild)
     assert answer() == before
 
 
 # Searching by an item
 
 
-def test_things_like_a_stored_item_leave_it_out(stocked: Shop) -> None:
-    for item_id in list(stocked.plain.items)[::20]:
-        found = stocked.gallery.search_item(item_id, top=25)
-        stocked.plain.check(found.hits[0], stocked.plain.queries_of(item_id), top=25, exclude=[item_id])
+def test_things_like_a_stored_item_leave_it_out(shop: Shop) -> None:
+    for item_id in list(shop.reference.items)[::20]:
+        found = shop.gallery.search_item(item_id, top=25)
+        shop.reference.check(found.hits[0], shop.reference.queries_of(item_id), top=25, exclude=[item_id])
 
 
 def test_whichever_image_of_the_item_is_nearest_counts(gallery: Gallery) -> None:
@@ -168,14 +168,14 @@ def test_whichever_image_of_the_item_is_nearest_counts(gallery: Gallery) -> None
     assert hits[0].score == pytest.approx(float(unit(0, 1, 0) @ unit(0, 1, 0.1)), abs=1e-3)
 
 
-def test_a_search_by_item_takes_filters_bounds_and_exclusions(stocked: Shop) -> None:
+def test_a_search_by_item_takes_filters_bounds_and_exclusions(shop: Shop) -> None:
     wanted = Filter.parse({"colour": "green"})
-    item_id = next(iter(stocked.plain.items))
-    queries = stocked.plain.queries_of(item_id)
-    first = stocked.gallery.search_item(item_id, top=5, filter=wanted).hits[0]
+    item_id = next(iter(shop.reference.items))
+    queries = shop.reference.queries_of(item_id)
+    first = shop.gallery.search_item(item_id, top=5, filter=wanted).hits[0]
     exclude = [hit.item.id for hit in first[:2]]
-    found = stocked.gallery.search_item(item_id, top=40, filter=wanted, min_score=0.3, exclude=exclude)
-    stocked.plain.check(found.hits[0], queries, top=40, filter=wanted, min_score=0.3, exclude=[item_id, *exclude])
+    found = shop.gallery.search_item(item_id, top=40, filter=wanted, min_score=0.3, exclude=exclude)
+    shop.reference.check(found.hits[0], queries, top=40, filter=wanted, min_score=0.3, exclude=[item_id, *exclude])
 
 
 def test_an_item_with_a_strange_id_is_left_out_of_what_is_like_it(gallery: Gallery) -> None:
@@ -197,25 +197,25 @@ def test_an_item_that_has_nothing_to_compare_is_told(trio: Gallery, item_id: str
 
 @pytest.mark.parametrize("size", [3, 40, 160])
 @pytest.mark.parametrize("document", [None, {"colour": ["red", "blue"], "not": {"sale": True}}])
-def test_pages_together_are_the_long_list(stocked: Shop, size: int, document: object) -> None:
+def test_pages_together_are_the_long_list(shop: Shop, size: int, document: object) -> None:
     wanted = Filter.parse(document) if document else None
 
     def page(cursor: str | None) -> tuple[list[Hit], str | None]:
-        found = stocked.gallery.search(
-            stocked.query[None], bundle_id=BUNDLE, top=size, filter=wanted, min_score=0.1, cursor=cursor
+        found = shop.gallery.search(
+            shop.query[None], bundle_id=BUNDLE, top=size, filter=wanted, min_score=0.1, cursor=cursor
         )
         return found.hits[0], found.cursor
 
-    whole = [(hit.item.id, hit.score) for hit in stocked.check(top=1000, filter=wanted, min_score=0.1)]
+    whole = [(hit.item.id, hit.score) for hit in shop.check(top=1000, filter=wanted, min_score=0.1)]
     assert [(hit.item.id, hit.score) for hit in pages(page)] == whole
 
 
-def test_pages_of_a_search_by_item_are_the_long_list(stocked: Shop) -> None:
+def test_pages_of_a_search_by_item_are_the_long_list(shop: Shop) -> None:
     def page(cursor: str | None) -> tuple[list[Hit], str | None]:
-        found = stocked.gallery.search_item("item-00000", top=9, cursor=cursor)
+        found = shop.gallery.search_item("item-00000", top=9, cursor=cursor)
         return found.hits[0], found.cursor
 
-    whole = stocked.gallery.search_item("item-00000", top=1000)
+    whole = shop.gallery.search_item("item-00000", top=1000)
     assert whole.cursor is None
     assert [hit.item.id for hit in pages(page)] == [hit.item.id for hit in whole.hits[0]]
 
@@ -241,15 +241,15 @@ def test_pages_of_equal_scores_miss_nothing_and_repeat_nothing(gallery: Gallery,
     assert len(found) == len(set(found)) == 60
 
 
-def test_writes_and_compactions_between_pages_repeat_nothing(stocked: Shop) -> None:
-    gallery = stocked.gallery
-    before = [hit.item.id for hit in stocked.check(top=160)]
+def test_writes_and_compactions_between_pages_repeat_nothing(shop: Shop) -> None:
+    gallery = shop.gallery
+    before = [hit.item.id for hit in shop.check(top=160)]
     seen: list[str] = []
     gone: set[str] = set()
-    new = iter(shop(60, seed=9))
+    new = iter(make_entries(60, seed=9))
     cursor: str | None = None
     while True:
-        found = gallery.search(stocked.query[None], bundle_id=BUNDLE, top=20, cursor=cursor)
+        found = gallery.search(shop.query[None], bundle_id=BUNDLE, top=20, cursor=cursor)
         seen += [hit.item.id for hit in found.hits[0]]
         cursor = found.cursor
         if cursor is None:
@@ -267,17 +267,17 @@ def test_writes_and_compactions_between_pages_repeat_nothing(stocked: Shop) -> N
     assert {*before} - gone <= {*seen}, "what stayed is on one of the pages"
 
 
-def test_a_cursor_survives_that_an_excluded_item_goes(stocked: Shop) -> None:
-    exclude = [hit.item.id for hit in stocked.check(top=3)]
-    first = stocked.gallery.search(stocked.query[None], bundle_id=BUNDLE, exclude=exclude)
-    stocked.gallery.delete(exclude[:1])
-    second = stocked.gallery.search(stocked.query[None], bundle_id=BUNDLE, exclude=exclude, cursor=first.cursor)
+def test_a_cursor_survives_that_an_excluded_item_goes(shop: Shop) -> None:
+    exclude = [hit.item.id for hit in shop.check(top=3)]
+    first = shop.gallery.search(shop.query[None], bundle_id=BUNDLE, exclude=exclude)
+    shop.gallery.delete(exclude[:1])
+    second = shop.gallery.search(shop.query[None], bundle_id=BUNDLE, exclude=exclude, cursor=first.cursor)
     assert not {hit.item.id for hit in first.hits[0]} & {hit.item.id for hit in second.hits[0]}
     assert len(second.hits[0]) == 10
 
 
-def test_a_cursor_of_another_search_is_refused(stocked: Shop) -> None:
-    gallery, query = stocked.gallery, stocked.query[None]
+def test_a_cursor_of_another_search_is_refused(shop: Shop) -> None:
+    gallery, query = shop.gallery, shop.query[None]
     cursor = gallery.search(query, bundle_id=BUNDLE).cursor
     assert cursor
     with pytest.raises(LookalikeError, match="another search"):
@@ -306,9 +306,9 @@ def test_a_cursor_of_another_search_is_refused(stocked: Shop) -> None:
     ],
     ids=["word", "two numbers", "no ascii", "empty list", "null", "infinite", "negative", "deep"],
 )
-def test_a_cursor_that_was_made_up_is_refused(stocked: Shop, cursor: str) -> None:
+def test_a_cursor_that_was_made_up_is_refused(shop: Shop, cursor: str) -> None:
     with pytest.raises(LookalikeError, match="cursor"):
-        stocked.gallery.search(stocked.query[None], bundle_id=BUNDLE, cursor=cursor)
+        shop.gallery.search(shop.query[None], bundle_id=BUNDLE, cursor=cursor)
 
 
 # Filters
@@ -332,46 +332,46 @@ DOCUMENTS: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
-def test_a_filter_answers_what_plain_python_would(stocked: Shop, document: dict[str, object]) -> None:
+def test_a_filter_answers_what_plain_python_would(shop: Shop, document: dict[str, object]) -> None:
     for top in (10, 300):
-        stocked.check(top=top, filter=Filter.parse(document))
+        shop.check(top=top, filter=Filter.parse(document))
 
 
-def test_a_filter_never_starves_the_list(stocked: Shop) -> None:
-    far = sorted(stocked.plain.search(stocked.query[None]), key=lambda expected: expected.score)[:12]
-    items = [stocked.plain.items[expected.id] for expected in far]
+def test_a_filter_never_starves_the_list(shop: Shop) -> None:
+    far = sorted(shop.reference.search(shop.query[None]), key=lambda expected: expected.score)[:12]
+    items = [shop.reference.items[expected.id] for expected in far]
     rare = [(item.model_copy(update={"attributes": {"rare": True}}), ()) for item in items]
-    stocked.gallery.upsert(rare, BUNDLE)
-    stocked.plain.upsert(rare)
+    shop.gallery.upsert(rare, BUNDLE)
+    shop.reference.upsert(rare)
     for _ in range(2):
-        assert len(stocked.check(top=10, filter=Filter.parse({"rare": True}))) == 10
-        stocked.gallery.compact()
+        assert len(shop.check(top=10, filter=Filter.parse({"rare": True}))) == 10
+        shop.gallery.compact()
 
 
-def test_changed_attributes_are_filtered_by_their_new_values(stocked: Shop) -> None:
+def test_changed_attributes_are_filtered_by_their_new_values(shop: Shop) -> None:
     changed = [
         (item.model_copy(update={"attributes": {"colour": "mauve", "price": -1}}), ())
-        for item in list(stocked.plain.items.values())[::3]
+        for item in list(shop.reference.items.values())[::3]
     ]
-    stocked.check(top=300, filter=Filter.parse({"colour": "red"}))
-    stocked.gallery.upsert(changed, BUNDLE)
-    stocked.plain.upsert(changed)
+    shop.check(top=300, filter=Filter.parse({"colour": "red"}))
+    shop.gallery.upsert(changed, BUNDLE)
+    shop.reference.upsert(changed)
     for _ in range(2):
         for document in ({"colour": "red"}, {"colour": "mauve"}, {"price": {"lt": 0}}, {"brand": {"exists": False}}):
-            stocked.check(top=300, filter=Filter.parse(document))
-        stocked.gallery.compact()
+            shop.check(top=300, filter=Filter.parse(document))
+        shop.gallery.compact()
 
 
-def test_filters_follow_items_that_come_and_go(stocked: Shop) -> None:
+def test_filters_follow_items_that_come_and_go(shop: Shop) -> None:
     wanted = Filter.parse({"sale": True})
-    for part in (shop(220)[160:190], shop(220)[190:]):
-        stocked.check(top=300, filter=wanted)
-        stocked.gallery.upsert(part, BUNDLE)
-        stocked.plain.upsert(part)
-        gone = [item_id for item_id, item in stocked.plain.items.items() if wanted.matches(item.attributes)][:9]
-        stocked.gallery.delete(gone)
-        stocked.plain.delete(gone)
-        stocked.check(top=300, filter=wanted)
+    for part in (make_entries(220)[160:190], make_entries(220)[190:]):
+        shop.check(top=300, filter=wanted)
+        shop.gallery.upsert(part, BUNDLE)
+        shop.reference.upsert(part)
+        gone = [item_id for item_id, item in shop.reference.items.items() if wanted.matches(item.attributes)][:9]
+        shop.gallery.delete(gone)
+        shop.reference.delete(gone)
+        shop.check(top=300, filter=wanted)
 
 
 # One instant per result
@@ -390,10 +390,10 @@ def test_a_result_keeps_the_items_of_its_revision_while_others_write(trio: Galle
     assert before.hits[0][0].item == MUG, "the item as of the result's revision"
 
 
-def test_a_filter_is_evaluated_on_the_items_that_are_returned(stocked: Shop) -> None:
+def test_a_filter_is_evaluated_on_the_items_that_are_returned(shop: Shop) -> None:
     cheap = Filter.parse({"price": {"lt": 20}})
-    found = stocked.gallery.search(stocked.query[None], bundle_id=BUNDLE, top=50, filter=cheap)
-    dear = [item.model_copy(update={"attributes": {"price": 30}}) for item in stocked.plain.items.values()]
-    stocked.gallery.upsert([(item, []) for item in dear], BUNDLE)
-    assert stocked.gallery.search(stocked.query[None], bundle_id=BUNDLE, filter=cheap).hits == [[]]
+    found = shop.gallery.search(shop.query[None], bundle_id=BUNDLE, top=50, filter=cheap)
+    dear = [item.model_copy(update={"attributes": {"price": 30}}) for item in shop.reference.items.values()]
+    shop.gallery.upsert([(item, []) for item in dear], BUNDLE)
+    assert shop.gallery.search(shop.query[None], bundle_id=BUNDLE, filter=cheap).hits == [[]]
     assert all(cheap.matches(hit.item.attributes) for hit in found.hits[0]) and len(found.hits[0]) > 5

@@ -10,7 +10,7 @@ from index.gallery.filters import Filter
 from index.gallery.types import Item, NewImage
 
 from .conftest import OpenEngine
-from .reference import BUNDLE, MUG, OTHER_BUNDLE, SHOE, TRIO, Shop, Vector, ids, photo, unit
+from .reference import BUNDLE, MUG, OTHER_BUNDLE, SHOE, TRIO, Shop, Vector, photo, search_ids, unit
 
 # Writing and reading
 
@@ -37,20 +37,20 @@ def test_a_thumbnail_stays_while_any_image_shows_the_picture(trio: Gallery) -> N
 
 def test_a_write_is_visible_to_the_next_search_without_an_activation(gallery: Gallery) -> None:
     gallery.upsert(TRIO[:1], BUNDLE)
-    assert ids(gallery, 1, 0, 0) == ["mug"]
+    assert search_ids(gallery, 1, 0, 0) == ["mug"]
     gallery.upsert(TRIO[1:], BUNDLE)
-    assert ids(gallery, 0, 1, 0.1) == ["shoe", "bag", "mug"]
+    assert search_ids(gallery, 0, 1, 0.1) == ["shoe", "bag", "mug"]
 
 
 def test_a_write_is_visible_to_another_handle_at_once(trio: Gallery, open_engine: OpenEngine) -> None:
     reader = open_engine()
-    assert ids(reader, 0, 0, 1)[0] == "bag"
+    assert search_ids(reader, 0, 0, 1)[0] == "bag"
     trio.upsert([(Item(id="lamp"), [photo("on", unit(0, 0, 1))])], BUNDLE)
-    assert ids(reader, 0, 0, 1)[0] == "lamp"
+    assert search_ids(reader, 0, 0, 1)[0] == "lamp"
     trio.compact()
-    assert ids(reader, 0, 0, 1)[0] == "lamp"
+    assert search_ids(reader, 0, 0, 1)[0] == "lamp"
     trio.delete(["lamp"])
-    assert ids(reader, 0, 0, 1)[0] == "bag"
+    assert search_ids(reader, 0, 0, 1)[0] == "bag"
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -59,7 +59,7 @@ def test_a_deleted_item_is_gone_from_the_next_search(gallery: Gallery, compacted
     if compacted:
         gallery.compact()
     gallery.delete(["mug", "never there"])
-    assert ids(gallery, 1, 0, 0) == ["bag", "shoe"]
+    assert search_ids(gallery, 1, 0, 0) == ["bag", "shoe"]
     assert gallery.stored("mug") is None
 
 
@@ -68,7 +68,7 @@ def test_deleting_an_image_leaves_the_item_with_its_others(trio: Gallery) -> Non
     (hit,) = trio.search(unit(0, 1, 0.2)[None], bundle_id=BUNDLE, top=1).hits[0]
     assert (hit.item.id, hit.image.id) == ("shoe", "left")
     trio.delete_images("shoe", ["left"])
-    assert ids(trio, 0, 1, 0) == ["bag", "mug"]
+    assert search_ids(trio, 0, 1, 0) == ["bag", "mug"]
     stored = trio.stored("shoe")
     assert stored and stored.item == SHOE
 
@@ -76,8 +76,8 @@ def test_deleting_an_image_leaves_the_item_with_its_others(trio: Gallery) -> Non
 def test_a_changed_picture_replaces_the_old_vector(trio: Gallery) -> None:
     trio.upsert([(MUG, [photo("front", unit(0, 0, 1), 9)])], BUNDLE)
     for _ in range(2):
-        assert ids(trio, 0, 0, 1)[0] == "mug"
-        assert ids(trio, 1, 0, 0)[0] == "bag"
+        assert search_ids(trio, 0, 0, 1)[0] == "mug"
+        assert search_ids(trio, 1, 0, 0)[0] == "bag"
         trio.compact()
     assert trio.stats().images == 4
 
@@ -93,7 +93,7 @@ def test_new_images_take_the_place_of_others_in_one_change(trio: Gallery) -> Non
     entry = (SHOE, [photo("sole", unit(0, 0, 1), 9)])
     assert trio.upsert([entry], BUNDLE, without={"shoe": ["left", "right", "never there"]}) == before + 1
     assert trio.digests("shoe", BUNDLE) == {"sole": f"{9:064x}"}
-    assert ids(trio, 0, 0, 1)[0] == "shoe"
+    assert search_ids(trio, 0, 0, 1)[0] == "shoe"
     with pytest.raises(VersionConflict):
         trio.upsert([(SHOE, [])], BUNDLE, expected={"shoe": before}, without={"shoe": ["sole"]})
     assert trio.digests("shoe", BUNDLE) == {"sole": f"{9:064x}"}
@@ -103,7 +103,7 @@ def test_an_item_without_images_is_kept_but_not_found(gallery: Gallery) -> None:
     gallery.upsert([(MUG, [])], BUNDLE)
     stored = gallery.stored("mug")
     assert stored and stored.item == MUG
-    assert ids(gallery, 1, 0, 0) == []
+    assert search_ids(gallery, 1, 0, 0) == []
 
 
 def test_a_deleted_item_that_comes_back_is_new(trio: Gallery) -> None:
@@ -148,7 +148,7 @@ def test_a_digest_that_is_none_is_not_stored(trio: Gallery) -> None:
     with pytest.raises(LookalikeError, match="digest"):
         trio.upsert([(MUG, [NewImage("strange", "abc", unit(1, 0, 0), b"")])], BUNDLE)
     trio.compact(rebuild=True)
-    assert ids(trio, 1, 0, 0)[0] == "mug"
+    assert search_ids(trio, 1, 0, 0)[0] == "mug"
 
 
 def test_stats_count_what_is_there(trio: Gallery) -> None:
@@ -163,11 +163,11 @@ def test_stats_count_what_is_there(trio: Gallery) -> None:
 
 def test_a_gallery_is_the_same_after_reopening(trio: Gallery, open_engine: OpenEngine) -> None:
     trio.upsert([(Item(id="lamp"), [photo("on", unit(0, 0, 1))])], BUNDLE)
-    before, answer = trio.stats(), ids(trio, 0, 0, 1)
+    before, answer = trio.stats(), search_ids(trio, 0, 0, 1)
     trio.close()
     again = open_engine()
     assert again.stats().model_copy(update={"store_bytes": before.store_bytes}) == before
-    assert ids(again, 0, 0, 1) == answer
+    assert search_ids(again, 0, 0, 1) == answer
 
 
 def test_closing_twice_does_no_harm(trio: Gallery) -> None:
@@ -178,24 +178,24 @@ def test_closing_twice_does_no_harm(trio: Gallery) -> None:
 # Scanning
 
 
-def test_a_scan_goes_through_all_items_in_the_order_of_their_ids(stocked: Shop) -> None:
+def test_a_scan_goes_through_all_items_in_the_order_of_their_ids(shop: Shop) -> None:
     found, after = [], ""
     while True:
-        scanned = stocked.gallery.scan(after=after, count=37)
+        scanned = shop.gallery.scan(after=after, count=37)
         found += scanned.items
         if scanned.after is None:
             break
         after = scanned.after
-    assert found == [stocked.plain.items[item_id] for item_id in sorted(stocked.plain.items)]
+    assert found == [shop.reference.items[item_id] for item_id in sorted(shop.reference.items)]
 
 
-def test_a_scan_fills_its_pages_with_what_matches(stocked: Shop) -> None:
+def test_a_scan_fills_its_pages_with_what_matches(shop: Shop) -> None:
     wanted = Filter.parse({"stock": 3})
-    matching = [item for _, item in sorted(stocked.plain.items.items()) if wanted.matches(item.attributes)]
-    first = stocked.gallery.scan(filter=wanted, count=10)
+    matching = [item for _, item in sorted(shop.reference.items.items()) if wanted.matches(item.attributes)]
+    first = shop.gallery.scan(filter=wanted, count=10)
     assert first.items == matching[:10]
     assert first.after == matching[9].id
-    rest = stocked.gallery.scan(filter=wanted, after=matching[9].id, count=1000)
+    rest = shop.gallery.scan(filter=wanted, after=matching[9].id, count=1000)
     assert rest.items == matching[10:]
     assert rest.after is None
 
@@ -218,7 +218,7 @@ def test_vectors_of_another_bundle_wait_for_their_activation(trio: Gallery, open
     reader = open_engine()
     trio.upsert([(MUG, [photo("front", unit(0, 1), 1)]), (SHOE, [photo("left", unit(1, 0.1), 2)])], OTHER_BUNDLE)
     assert trio.stats().bundle_id == BUNDLE
-    assert ids(reader, 1, 0, 0) == ["mug", "bag", "shoe"]
+    assert search_ids(reader, 1, 0, 0) == ["mug", "bag", "shoe"]
     trio.activate(OTHER_BUNDLE)
     for handle in (trio, reader, open_engine()):
         found = handle.search(unit(0, 1)[None], bundle_id=OTHER_BUNDLE)
@@ -236,14 +236,14 @@ def test_the_bundle_before_can_be_returned_to(trio: Gallery) -> None:
     trio.upsert([(Item(id="lamp"), [photo("on", unit(1, 0))])], OTHER_BUNDLE)
     trio.compact()
     trio.activate(BUNDLE)
-    assert ids(trio, 1, 0, 0) == ["mug", "shoe"]
+    assert search_ids(trio, 1, 0, 0) == ["mug", "shoe"]
 
 
 def test_who_began_with_the_bundle_before_is_answered_on_and_sees_what_went(
     trio: Gallery, open_engine: OpenEngine
 ) -> None:
     reader = open_engine()
-    assert ids(reader, 1, 0, 0) == ["mug", "bag", "shoe"]
+    assert search_ids(reader, 1, 0, 0) == ["mug", "bag", "shoe"]
     vectors = {"mug": unit(0, 1), "shoe": unit(1, 0), "bag": unit(1, 1)}
     trio.upsert([(Item(id=name), [photo("new", vector)]) for name, vector in vectors.items()], OTHER_BUNDLE)
     trio.activate(OTHER_BUNDLE)
@@ -252,7 +252,7 @@ def test_who_began_with_the_bundle_before_is_answered_on_and_sees_what_went(
     for number in range(3):
         trio.upsert([(Item(id=f"lamp-{number}"), [photo("on", unit(number, 1))])], OTHER_BUNDLE)
         trio.compact()
-    assert ids(reader, 1, 0, 0) == ["mug", "shoe"]
+    assert search_ids(reader, 1, 0, 0) == ["mug", "shoe"]
 
 
 def test_a_bundle_without_vectors_cannot_be_activated(trio: Gallery) -> None:
@@ -307,6 +307,6 @@ def test_a_job_sees_that_it_was_cancelled_through_another_handle(gallery: Galler
 # Verification
 
 
-def test_a_gallery_in_use_has_no_fault(stocked: Shop) -> None:
-    stocked.gallery.delete(["item-00003"])
-    assert stocked.gallery.verify() == []
+def test_a_gallery_in_use_has_no_fault(shop: Shop) -> None:
+    shop.gallery.delete(["item-00003"])
+    assert shop.gallery.verify() == []
