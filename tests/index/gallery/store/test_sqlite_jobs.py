@@ -1,8 +1,9 @@
-"""The history of jobs: what each came to, seen and stopped from other processes."""
+"""The job history in SQLite: seen and cancelled by other processes, and interrupted by a kill."""
 
 import multiprocessing
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from contextlib import closing
@@ -12,15 +13,14 @@ import pytest
 
 from index.cli.job_progress import line_of
 from index.errors import LookalikeError
-from index.gallery.errors import JobMissing
-from index.gallery.store.sqlite_jobs import SQLiteJobs
+from index.gallery.store.sqlite_jobs import JOBS_FILE, SQLiteJobs
 
-RUN_ONE = """
+RUN_JOB = """
 import sys, time
 from pathlib import Path
 from index.gallery.store.sqlite_jobs import SQLiteJobs
-log = SQLiteJobs(Path(sys.argv[1]))
-job = log.begin("shop.csv", "b" * 16) if len(sys.argv) == 2 else log.adopt(int(sys.argv[2]))
+jobs = SQLiteJobs(Path(sys.argv[1]))
+job = jobs.begin("shop.csv", "b" * 16) if len(sys.argv) == 2 else jobs.adopt(int(sys.argv[2]))
 job.hold()
 job.update(stage="embedding", total=10, done=4, embedded=4)
 print(job.record.id, flush=True)
@@ -30,122 +30,117 @@ job.update(state="cancelled")
 """
 
 
-def start_one(directory: Path, *arguments: int) -> tuple[subprocess.Popen[str], int]:
-    """A process that runs a job until it is stopped, and the job's number."""
-    command = [sys.executable, "-c", RUN_ONE, str(directory), *map(str, arguments)]
+def start_job(directory: Path, *arguments: int) -> tuple[subprocess.Popen[str], int]:
+    """Starts a process that runs a job until it is cancelled; returns it and the job's id."""
+    command = [sys.executable, "-c", RUN_JOB, str(directory), *map(str, arguments)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout
     return process, int(process.stdout.readline())
 
 
-def end(process: subprocess.Popen[str]) -> int:
+def wait_for(process: subprocess.Popen[str]) -> int:
     assert process.stdout
     process.stdout.close()
     return process.wait(20)
 
 
-def test_every_process_sees_a_job_and_how_it_ended(tmp_path: Path) -> None:
-    process, number = start_one(tmp_path)
-    with closing(SQLiteJobs(tmp_path)) as log:
-        seen = log.get(number)
+def edit_jobs(directory: Path, statement: str) -> None:
+    with closing(sqlite3.connect(directory / JOBS_FILE)) as database, database:
+        assert database.execute(statement).rowcount == 1
+
+
+def test_a_job_is_visible_to_and_cancelled_by_another_process(tmp_path: Path) -> None:
+    process, number = start_job(tmp_path)
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        seen = jobs.get(number)
         assert (seen.state, seen.stage, seen.done, seen.total) == ("running", "embedding", 4, 10)
-        log.cancel(number)
-        assert end(process) == 0, "it saw that it was to stop"
-        assert log.get(number).state == "cancelled"
+        jobs.cancel(number)
+        assert wait_for(process) == 0, "it noticed the cancellation"
+        assert jobs.get(number).state == "cancelled"
         with pytest.raises(LookalikeError, match=r"not running: it is cancelled"):
-            log.cancel(number)
+            jobs.cancel(number)
 
 
-def test_a_killed_job_is_interrupted_even_while_nobody_waited_for_its_process(tmp_path: Path) -> None:
-    process, number = start_one(tmp_path)
+def test_a_killed_job_is_interrupted_even_while_its_process_is_a_zombie(tmp_path: Path) -> None:
+    process, number = start_job(tmp_path)
     os.kill(process.pid, signal.SIGKILL)
-    with closing(SQLiteJobs(tmp_path)) as log:
-        while (state := log.get(number).state) == "running":
-            pass  # the kernel takes a moment
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        while (state := jobs.get(number).state) == "running":
+            pass  # the kernel may release the lock a moment later
         assert state == "interrupted"
-        assert "run it again" in line_of(log.get(number))
-    end(process)
+        assert "run it again" in line_of(jobs.get(number))
+    wait_for(process)
 
 
-def test_a_killed_job_of_another_container_is_interrupted_too(tmp_path: Path) -> None:
-    process, number = start_one(tmp_path)
-    with closing(SQLiteJobs(tmp_path)) as log:
-        log._db.execute("UPDATE jobs SET host = 'another', process = 1")  # number 1 is alive everywhere
-        assert log.get(number).state == "running"
+def test_a_killed_job_of_another_container_is_interrupted(tmp_path: Path) -> None:
+    process, number = start_job(tmp_path)
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        edit_jobs(tmp_path, "UPDATE jobs SET host = 'another', process = 1")  # process 1 exists in every container
+        assert jobs.get(number).state == "running"
         process.kill()
-        end(process)
-        assert log.get(number).state == "interrupted"
-        log.begin("shop.csv", "b" * 16)
-        assert log.get(number).state == "interrupted" and not list(tmp_path.glob("*.lock")), "which the next one notes"
+        wait_for(process)
+        assert jobs.get(number).state == "interrupted"
+        jobs.begin("shop.csv", "b" * 16)
+        assert jobs.get(number).state == "interrupted" and not list(tmp_path.glob("*.lock")), "saved by the next job"
 
 
-def test_a_job_begun_for_another_process_runs_until_that_one_ends(tmp_path: Path) -> None:
-    with closing(SQLiteJobs(tmp_path)) as log:
-        begun = log.begin("shop.csv", "b" * 16).record.id
-        assert log.get(begun).state == "running", "its process is still starting"
-        process, number = start_one(tmp_path, begun)
+def test_a_job_begun_for_another_process_runs_until_that_process_ends(tmp_path: Path) -> None:
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        begun = jobs.begin("shop.csv", "b" * 16).record.id
+        assert jobs.get(begun).state == "running", "its process is still starting"
+        process, number = start_job(tmp_path, begun)
         assert number == begun
         process.kill()
-        end(process)
-        assert log.get(begun).state == "interrupted", "although this process is alive"
+        wait_for(process)
+        assert jobs.get(begun).state == "interrupted", "although this process is alive"
 
 
 @pytest.mark.parametrize("host", ["another", "this"])
-def test_a_job_killed_before_it_was_held_is_soon_interrupted(
+def test_a_job_killed_before_its_claim_is_interrupted_after_a_minute(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    """Also when its container was started again, where the same number runs again."""
-    with closing(SQLiteJobs(tmp_path)) as log:
-        begun = log.begin("shop.csv", "b" * 16).record
+    """Also when its container was restarted, where another process has the same id."""
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        begun = jobs.begin("shop.csv", "b" * 16).record
         monkeypatch.setattr("socket.gethostname", lambda: host)
-        log._db.execute("UPDATE jobs SET host = 'this'")
+        edit_jobs(tmp_path, "UPDATE jobs SET host = 'this'")
         monkeypatch.setattr("time.time", lambda: begun.updated + 30)
-        assert log.get(begun.id).state == "running", "its process may still be starting"
+        assert jobs.get(begun.id).state == "running", "its process may still be starting"
         monkeypatch.setattr("time.time", lambda: begun.updated + 61)
-        assert log.get(begun.id).state == "interrupted"
+        assert jobs.get(begun.id).state == "interrupted"
 
 
-def test_the_newest_jobs_come_first(tmp_path: Path) -> None:
-    with closing(SQLiteJobs(tmp_path)) as log:
-        for name in ("monday.csv", "tuesday.csv", "wednesday.csv"):
-            job = log.begin(name, "b" * 16)
-            job.update(state="done")
-        assert [record.source for record in log.newest(2)] == ["wednesday.csv", "tuesday.csv"]
-        with pytest.raises(JobMissing, match="no job 4"):
-            log.get(4)
-
-
-def test_the_rate_counts_the_time_that_passed(tmp_path: Path) -> None:
-    with closing(SQLiteJobs(tmp_path)) as log:
-        job = log.begin("shop.csv", "b" * 16)
+def test_the_rate_is_computed_from_the_elapsed_time(tmp_path: Path) -> None:
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        job = jobs.begin("shop.csv", "b" * 16)
         job.record = job.record.model_copy(update={"started": job.record.started - 10})
         job.update(total=400, done=100)
         assert job.record.rate == pytest.approx(10, rel=0.1)
         assert job.record.seconds_left == pytest.approx(30, rel=0.1)
         job.update(done=200)
-        assert job.record.rate == pytest.approx(20, rel=0.1), "also when it was saved just before"
+        assert job.record.rate == pytest.approx(20, rel=0.1), "also right after a save"
         job.update(state="done", done=400)
         assert job.record.seconds_left is None
 
 
-def _open_and_begin(directory: Path, together: "multiprocessing.synchronize.Barrier") -> None:
-    together.wait()
-    log = SQLiteJobs(directory)
-    log.begin("shop.csv", "b" * 16).update(state="done")
-    log.close()
+def _open_and_begin(directory: Path, barrier: "multiprocessing.synchronize.Barrier") -> None:
+    barrier.wait()
+    jobs = SQLiteJobs(directory)
+    jobs.begin("shop.csv", "b" * 16).update(state="done")
+    jobs.close()
 
 
-def test_processes_may_make_the_history_at_once(tmp_path: Path) -> None:
+def test_processes_may_create_the_history_concurrently(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     for attempt in range(20):
         directory = tmp_path / str(attempt)
         directory.mkdir()
-        together = context.Barrier(4)
-        processes = [context.Process(target=_open_and_begin, args=(directory, together)) for _ in range(4)]
+        barrier = context.Barrier(4)
+        processes = [context.Process(target=_open_and_begin, args=(directory, barrier)) for _ in range(4)]
         for process in processes:
             process.start()
         for process in processes:
             process.join()
         assert [process.exitcode for process in processes] == [0] * 4
-        with closing(SQLiteJobs(directory)) as log:
-            assert sorted(record.id for record in log.newest()) == [1, 2, 3, 4]
+        with closing(SQLiteJobs(directory)) as jobs:
+            assert sorted(record.id for record in jobs.newest()) == [1, 2, 3, 4]
