@@ -66,7 +66,7 @@ class Job:
         self._claim = self._history.claim(self.record.id)
 
     def update(self, **values: object) -> None:
-        """Records progress; a new stage or state is always saved at once."""
+        """Records progress; a new stage or state is always saved immediately."""
         self.record = self.record.model_copy(update={**values, "updated": time.time()})
         now = time.monotonic()
         if now - self._saved >= self._save_seconds or "stage" in values or "state" in values:

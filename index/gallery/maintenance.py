@@ -32,7 +32,7 @@ class Maintainer:
         self._thread.start()
 
     def request(self) -> None:
-        """Asks for a compaction; returns at once, so that a search never waits for a lock or a process."""
+        """Asks for a compaction; returns immediately, so that a search never waits for a lock or a process."""
         self._requested.set()
 
     def _run(self) -> None:

@@ -34,6 +34,7 @@ def make_items(name: str) -> list[tuple[Item, list[NewImage]]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_maintained_gallery_compacts_when_enough_changes_are_pending(maintained: Gallery) -> None:
     def is_compacted() -> bool:
         maintained.search(unit(1, 2)[None], bundle_id=BUNDLE)
