@@ -13,9 +13,6 @@ from index.gallery.backup import check_target
 from index.gallery.store.base import BundleRow, FullImageRow, ItemStore, StoreReader
 from index.gallery.types import Progress, no_progress
 
-_GROUP_ROWS = 8192
-"""Images per row group; one group is in memory at a time."""
-
 
 def write_parquet(
     store: ItemStore,
@@ -23,11 +20,13 @@ def write_parquet(
     *,
     bundle_id: str | None = None,
     force: bool = False,
+    group_rows: int = 8192,
     on_progress: Progress = no_progress,
 ) -> int:
     """Writes every image that has a vector of a bundle, by default the active one, all of one instant.
 
-    Returns their number. The file's metadata names the bundle and the revision that it reflects.
+    Returns their number. The file's metadata names the bundle and the revision that it reflects. One row group of
+    `group_rows` images is in memory at a time.
     """
     check_target(file, force=force)
     arrow, parquet = _pyarrow()
@@ -40,8 +39,8 @@ def write_parquet(
                 atomic_write(file) as temporary,
                 parquet.ParquetWriter(temporary, schema, compression="zstd", write_statistics=False) as writer,
             ):
-                for rows in _row_groups(reader, bundle):
-                    writer.write_table(_table(arrow, schema, rows), row_group_size=_GROUP_ROWS)
+                for rows in _row_groups(reader, bundle, group_rows):
+                    writer.write_table(_table(arrow, schema, rows), row_group_size=group_rows)
                     done += len(rows)
                     on_progress(done, total)
     except OSError as error:
@@ -81,9 +80,9 @@ def _schema(arrow: Any, bundle: BundleRow, revision: int) -> Any:
     )
 
 
-def _row_groups(reader: StoreReader, bundle: BundleRow) -> Iterator[list[FullImageRow]]:
+def _row_groups(reader: StoreReader, bundle: BundleRow, size: int) -> Iterator[list[FullImageRow]]:
     rows = chain.from_iterable(reader.full_images(bundle.key))
-    while group := list(islice(rows, _GROUP_ROWS)):
+    while group := list(islice(rows, size)):
         yield group
 
 

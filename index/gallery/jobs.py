@@ -1,4 +1,4 @@
-"""The history of a gallery's jobs: what ran, how far it came, how it ended; watched and cancelled from anywhere."""
+"""The history of a gallery's jobs: their progress and result, visible to every process, which may also cancel them."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from index.jobs import JobRecord
 
 
 class Claim(Protocol):
-    """The sign that a process runs a job; it ends with the process, even when that is killed."""
+    """Marks a job as running in a process; it ends with the process, even when that is killed."""
 
     def release(self) -> None: ...
 
@@ -66,7 +66,7 @@ class Job:
         self._claim = self._history.claim(self.record.id)
 
     def update(self, **values: object) -> None:
-        """Records progress; a new stage or state is always saved at once."""
+        """Records progress; a new stage or state is always saved immediately."""
         self.record = self.record.model_copy(update={**values, "updated": time.time()})
         now = time.monotonic()
         if now - self._saved >= self._save_seconds or "stage" in values or "state" in values:

@@ -1,7 +1,7 @@
 """Compacts a gallery in the background.
 
 `python -m index.gallery.maintenance ADDRESS` compacts the active bundle in a process of its own: it takes neither the
-interpreter lock nor the memory of the process that answers searches.
+interpreter lock nor the memory of the process that serves searches.
 """
 
 import logging
@@ -32,7 +32,7 @@ class Maintainer:
         self._thread.start()
 
     def request(self) -> None:
-        """Asks for a compaction; returns at once, so that a search never waits for a lock or a process."""
+        """Asks for a compaction; returns immediately, so that a search never waits for a lock or a process."""
         self._requested.set()
 
     def _run(self) -> None:
@@ -63,7 +63,7 @@ class Maintainer:
         return code
 
     def close(self) -> None:
-        """Stops a running compaction, which then has changed nothing."""
+        """Stops a running compaction, which then changes nothing."""
         with self._lock:
             self._closing.set()
             self._requested.set()

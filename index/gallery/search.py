@@ -57,13 +57,13 @@ def search_view(
         fetch *= 2
     vectors = np.concatenate(groups) if len(groups) > 1 else groups[0]
     results = _search_segments(view.segments(query.filter), vectors, fetch, query)
-    answers, row = [], 0
+    pages, row = [], 0
     for group in groups:
         rows = slice(row, row + len(group))
         row += len(group)
         own = [(segment, scores[rows], positions[rows]) for segment, scores, positions in results]
-        answers.append(_search_group(group, query, own, fetch))
-    return answers
+        pages.append(_search_group(group, query, own, fetch))
+    return pages
 
 
 def _search_segments(
@@ -156,7 +156,7 @@ def decode_cursor(cursor: str, query_hash: str) -> PageStart:
             raise ValueError(start)
     except (ValueError, TypeError, OverflowError, RecursionError):
         raise SearchError(
-            f"The cursor {cursor[:60]!r} is not valid.", "Pass the cursor of the last answer unchanged, or none."
+            f"The cursor {cursor[:60]!r} is not valid.", "Pass the cursor of the last result unchanged, or none."
         ) from None
     if cursor_hash != query_hash:
         raise SearchError(

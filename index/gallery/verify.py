@@ -62,7 +62,7 @@ def _copy_faults(store: ItemStore, bundle_id: str) -> list[Fault]:
     """Returns what is wrong with the copy of a bundle, if the store keeps one."""
     if not store.has_bundle(bundle_id):
         return []
-    remedy = f"Copy the bundle {bundle_id} into its place."
+    remedy = f"Replace it with a copy of the bundle {bundle_id}."
     try:
         found = store.kept_bundle(bundle_id).id
     except LookalikeError as error:
@@ -97,7 +97,7 @@ def _index_faults(
             if comparison is None:
                 return []
             changes = reader.changes(bundle.key, built.revision)
-            view = View(bundle, built, built.revision, comparison.settings).following(changes)
+            view = View(bundle, built, built.revision, comparison.settings).apply(changes)
             problems = _differences(reader, bundle, view, comparison.on_progress)
             remedy = f"Rebuild the index: {compact} --rebuild; if nobody edited the files by hand, restore a snapshot."
             return [Fault(f"{problem}.", remedy) for problem in problems]
@@ -109,12 +109,12 @@ def _differences(reader: StoreReader, bundle: BundleRow, view: View, on_progress
     searchable = _SearchableImages(view.segments(None))
     total, done = reader.image_count(bundle.key), 0
     for rows in reader.full_images(bundle.key):
-        places = searchable.places([row.key for row in rows])
-        found[_UNFOUND] += [_label(row) for row, place in zip(rows, places.tolist(), strict=True) if place < 0]
+        entries = searchable.mark_seen([row.key for row in rows])
+        found[_UNFOUND] += [_label(row) for row, entry in zip(rows, entries.tolist(), strict=True) if entry < 0]
         for number, segment in enumerate(searchable.segments):
-            own = np.flatnonzero((places >= 0) & (searchable.segment_of[places] == number))
+            own = np.flatnonzero((entries >= 0) & (searchable.segment_of[entries] == number))
             if len(own):
-                _compare(segment, searchable.positions[places[own]], [rows[row] for row in own.tolist()], found)
+                _compare(segment, searchable.positions[entries[own]], [rows[row] for row in own.tolist()], found)
         done += len(rows)
         on_progress(done, total)
     found[_GONE] += [f"the image with key {key}" for key in searchable.keys[~searchable.seen].tolist()]
@@ -135,14 +135,14 @@ class _SearchableImages:
         self.segment_of = np.repeat(np.arange(len(segments), dtype=np.int16), counts)[order]
         self.seen = np.zeros(len(keys), np.bool_)
 
-    def places(self, keys: Iterable[int]) -> NDArray[np.int64]:
-        """Returns the place of each key in these arrays, or -1, and marks it as seen."""
+    def mark_seen(self, keys: Iterable[int]) -> NDArray[np.int64]:
+        """Marks the entries of some keys as seen; returns the index of each entry, -1 if there is none."""
         wanted = np.array(list(keys), np.int64)
-        places = np.searchsorted(self.keys, wanted)
-        known = places < len(self.keys)
-        known[known] = self.keys[places[known]] == wanted[known]
-        self.seen[places[known]] = True
-        return np.where(known, places, -1)
+        entries = np.searchsorted(self.keys, wanted)
+        known = entries < len(self.keys)
+        known[known] = self.keys[entries[known]] == wanted[known]
+        self.seen[entries[known]] = True
+        return np.where(known, entries, -1)
 
 
 _NONE = np.empty(0, np.int64)
@@ -155,7 +155,7 @@ def _compare(
     stored = segment.vectors(positions)
     truth = np.frombuffer(b"".join(row.vector for row in rows), "<f2").reshape(stored.shape)
     other = (stored.view(np.uint16) != truth.view(np.uint16)).any(axis=1) | ~np.isfinite(truth).all(axis=1)
-    found[_VECTOR] += [_label(rows[place]) for place in np.flatnonzero(other).tolist()]
+    found[_VECTOR] += [_label(rows[index]) for index in np.flatnonzero(other).tolist()]
     items = segment.keys(positions)[1].tolist()
     last = -1
     for row, position, item in zip(rows, positions.tolist(), items, strict=True):

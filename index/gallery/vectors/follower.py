@@ -57,7 +57,7 @@ class Follower:
     def _catch_up(self, view: View) -> View | None:
         """Returns the view after all changes; None if it is too old: some removals are no longer listed."""
         changes = self._store.watch.changes(view.bundle.key, view.revision)
-        return None if view.revision < changes.forgotten else view.following(changes)
+        return None if view.revision < changes.forgotten else view.apply(changes)
 
     def _start(self, bundle: BundleRow) -> View:
         """Starts from the built index or, without one, from the store itself: slower to start, but exact."""
@@ -106,7 +106,7 @@ class Follower:
                 self._report_damage(bundle, error)
         finally:
             self._opening = None
-            self._news = -1  # the next search looks again
+            self._news = -1  # so that the next search checks again
 
     def settle(self) -> None:
         """Waits for an index that is being opened."""

@@ -1,4 +1,4 @@
-"""What a search looks at: one bundle's vectors as of one revision, in segments that are searched one by one."""
+"""What a search reads: one bundle's vectors as of one revision, in segments that are searched one by one."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -61,7 +61,7 @@ class View:
     _segments: dict[Filter | None, list[Segment]] = field(default_factory=dict)
     """A cache; everything else never changes."""
 
-    def following(self, changes: Changes) -> "View":
+    def apply(self, changes: Changes) -> "View":
         """Returns the view after some more changes."""
         if changes.revision == self.revision:
             return self
@@ -69,7 +69,7 @@ class View:
         blocks = apply_changes(self.blocks, moved, changes.images, self.bundle.dimension, self.settings.delta_block)
         items = {**self.items, **changes.items}
         if len(changes.items) > len(changes.images) or changes.removed:
-            # Some of them may have no image in the delta: kept, they would grow with every item that comes and goes.
+            # Items without an image in the delta are dropped: otherwise memory would grow with every put and delete.
             used = {key for block in blocks for key in block.items[block.alive].tolist()}
             items = {key: item for key, item in items.items() if key in used}
         return replace(

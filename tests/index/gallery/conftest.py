@@ -1,4 +1,4 @@
-"""The galleries that the tests of this folder open."""
+"""Fixtures: galleries on every pair of store and vector index."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,31 +9,31 @@ import pytest
 from index.gallery import Gallery, open_gallery
 
 from .memory import MemoryData, MemoryIndex, MemoryStore
-from .reference import BUNDLE, TRIO, PlainGallery, Shop, shop
+from .reference import BUNDLE, TRIO, ReferenceGallery, Shop, make_entries
 
 
 class OpenEngine(Protocol):
-    """Opens the test's gallery; each call another handle of the same one, as another process would have."""
+    """Opens the test's gallery; each call returns another handle of the same one, as another process would have."""
 
     def __call__(self) -> Gallery: ...
 
 
 @pytest.fixture(params=["sqlite-faiss", "memory"])
 def open_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenEngine]:
-    """Opens one new gallery, any number of times, for each pair of store and vector index."""
-    opened: list[Gallery] = []
+    """Opens one gallery any number of times; the test runs once per pair of store and vector index."""
+    handles: list[Gallery] = []
     data = MemoryData()
 
-    def open_again() -> Gallery:
+    def open_handle() -> Gallery:
         if request.param == "memory":
             store = MemoryStore(data)
-            opened.append(Gallery(store, MemoryIndex(store), address="memory"))
+            handles.append(Gallery(store, MemoryIndex(store), address="memory"))
         else:
-            opened.append(open_gallery(tmp_path / "gallery", create=not opened))
-        return opened[-1]
+            handles.append(open_gallery(tmp_path / "gallery", create=not handles))
+        return handles[-1]
 
-    yield open_again
-    for gallery in opened:
+    yield open_handle
+    for gallery in handles:
         gallery.close()
 
 
@@ -45,17 +45,17 @@ def gallery(open_engine: OpenEngine) -> Gallery:
 
 @pytest.fixture
 def trio(gallery: Gallery) -> Gallery:
-    """A mug, a shoe and a bag, activated."""
+    """A gallery with a mug, a shoe and a bag, and an index of them."""
     gallery.upsert(TRIO, BUNDLE)
     gallery.activate(BUNDLE)
     return gallery
 
 
 @pytest.fixture
-def stocked(gallery: Gallery) -> Shop:
-    """Half of it compacted, half not."""
-    entries = shop(160)
+def shop(gallery: Gallery) -> Shop:
+    """A gallery with an index of half of its items; the other half is in the delta."""
+    entries = make_entries(160)
     gallery.upsert(entries[:80], BUNDLE)
     gallery.activate(BUNDLE)
     gallery.upsert(entries[80:], BUNDLE)
-    return Shop(gallery, PlainGallery(entries), entries[7][1][0].vector)
+    return Shop(gallery, ReferenceGallery(entries), entries[7][1][0].vector)

@@ -1,6 +1,6 @@
-"""A store and a vector index in plain Python, in memory: the second implementation of the gallery's two seams.
+"""A store and a vector index in memory: the second implementation of the gallery's two seams.
 
-Every search compares all vectors. Handles of one `MemoryData` behave like processes that share a gallery.
+All searches are exhaustive. Handles of one `MemoryData` behave like processes that share a gallery.
 """
 
 import copy
@@ -54,7 +54,7 @@ class MemoryData:
     active: int | None = None
     previous: int | None = None
     copies: dict[str, Bundle] = field(default_factory=dict)
-    built: dict[str, "MemoryBuilt"] = field(default_factory=dict)
+    built: dict[str, "MemoryBuiltIndex"] = field(default_factory=dict)
     jobs: list[JobRecord] = field(default_factory=list)
     cancelled: set[int] = field(default_factory=set)
 
@@ -84,7 +84,7 @@ class MemoryStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[MemoryData]:
-        """Applies a draft of all tables at once, or nothing."""
+        """Yields a draft of all tables, and commits it unless the block raises."""
         fields: dict[str, Any] = {
             name: copy.copy(value) if isinstance(value, dict | list | set) else value
             for name, value in vars(self.data).items()
@@ -231,8 +231,8 @@ class MemoryStore:
         return len(self.data.images) - (self.image_count(bundle.key) if bundle else 0)
 
     def thumbnail(self, digest: str) -> bytes | None:
-        shown = any(digest == one for _, _, one in self.data.images.values())
-        return self.data.thumbnails.get(digest) if shown else None
+        is_used = any(digest == one for _, _, one in self.data.images.values())
+        return self.data.thumbnails.get(digest) if is_used else None
 
     def _rows(self, bundle: int) -> list[FullImageRow]:
         rows = []
@@ -256,8 +256,8 @@ class MemoryStore:
 
     def vectors(self, bundle: int, since: int, out: NDArray[np.float16]) -> None:
         rows = [row for row in self._rows(bundle) if self.data.vectors[bundle, row.key][0] > since]
-        for place, row in enumerate(rows):
-            out[place] = np.frombuffer(row.vector, "<f2")
+        for number, row in enumerate(rows):
+            out[number] = np.frombuffer(row.vector, "<f2")
 
     def full_images(self, bundle: int) -> Iterator[list[FullImageRow]]:
         yield self._rows(bundle)
@@ -402,7 +402,7 @@ class MemorySegment:
 
 
 @dataclass(frozen=True)
-class MemoryBuilt:
+class MemoryBuiltIndex:
     """Implements `BuiltIndex`: the rows of a bundle, without those that were removed since."""
 
     name: str | None
@@ -414,9 +414,9 @@ class MemoryBuilt:
     def max_images_per_item(self) -> int:
         return len(self.rows)
 
-    def after(self, removed: Sequence[int], items: Mapping[int, Item]) -> "MemoryBuilt":
-        gone = set(removed)
-        rows = [(row, items.get(row.item, item)) for row, item in self.rows if row.key not in gone]
+    def after(self, removed: Sequence[int], items: Mapping[int, Item]) -> "MemoryBuiltIndex":
+        removed_keys = set(removed)
+        rows = [(row, items.get(row.item, item)) for row, item in self.rows if row.key not in removed_keys]
         changed = len({row.item for row, _ in rows} & items.keys())
         return replace(self, rows=rows, masked=self.masked + len(self.rows) - len(rows) + changed)
 
@@ -441,15 +441,15 @@ class MemoryIndex:
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
 
-    def open(self, bundle: BundleRow) -> MemoryBuilt:
+    def open(self, bundle: BundleRow) -> MemoryBuiltIndex:
         if bundle.index_name not in self._store.data.built:
             raise IndexDamaged(f"There is no index {bundle.index_name}.")
         return self._store.data.built[bundle.index_name]
 
-    def load(self, reader: object, bundle: BundleRow) -> MemoryBuilt:
+    def load(self, reader: object, bundle: BundleRow) -> MemoryBuiltIndex:
         assert isinstance(reader, MemoryStore)
         rows = [(row, reader.data.items[row.item_id][1]) for row in reader._rows(bundle.key)]
-        return MemoryBuilt(None, reader.revision(), rows)
+        return MemoryBuiltIndex(None, reader.revision(), rows)
 
     def build(
         self, bundle_id: str, *, rebuild: bool = False, wait: bool = True, on_progress: Progress = no_progress

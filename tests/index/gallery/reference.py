@@ -1,6 +1,7 @@
-"""A gallery in plain Python: what every engine must answer, found by comparing with everything."""
+"""The reference that galleries are compared with: an exhaustive search over items in memory."""
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -15,31 +16,31 @@ from index.gallery.types import Hit, Item, NewImage
 BUNDLE = "b" * 16
 OTHER_BUNDLE = "c" * 16
 TOLERANCE = 2e-6
-"""Scores are told in millionths, and sums in another order may round to the neighbour: so near, two may swap."""
+"""Scores are rounded to millionths, and the order of a sum may change the last digit: so close, two may swap."""
 
 Vector = NDArray[np.float32]
 
 
 def unit(*numbers: float) -> Vector:
-    """A vector of length one."""
+    """Returns a vector of length one."""
     vector = np.array(numbers, np.float32)
     return vector / np.linalg.norm(vector)
 
 
 def photo(name: str, vector: Vector, content: int | None = None) -> NewImage:
-    """An image; other numbers of its content are other pictures, by default as many as there are vectors."""
+    """Returns an image; `content` numbers its bytes and so decides the digest, by default derived from the vector."""
     number = content if content is not None else int.from_bytes(vector.tobytes()[:24], "big")
     return NewImage(name, f"{number:064x}", vector, f"jpeg of {number}".encode())
 
 
 class Expected(NamedTuple):
-    """An item that a search should answer, with its score."""
+    """An item that a search should return, with its score."""
 
     id: str
     score: float
 
 
-class PlainGallery:
+class ReferenceGallery:
     """Items and the half-precision vectors of their images, for one bundle."""
 
     def __init__(self, entries: Iterable[tuple[Item, Sequence[NewImage]]] = ()) -> None:
@@ -62,9 +63,9 @@ class PlainGallery:
             self.images.get(item_id, {}).pop(image_id, None)
 
     def scores(self, item_id: str, queries: NDArray[np.float32]) -> dict[str, float]:
-        """Image id to its cosine with the nearest query."""
+        """Returns image id to its cosine with the nearest query."""
         return {
-            # Rounded to half precision, a vector may be longer than one; a score is never told as more.
+            # Rounded to half precision, a vector may be longer than one; scores are clipped to one.
             name: min(1.0, float((queries.astype(np.float64) @ image.vector.astype(np.float16)).max()))
             for name, image in self.images[item_id].items()
         }
@@ -72,7 +73,7 @@ class PlainGallery:
     def search(
         self, queries: NDArray[np.float32], *, filter: Filter | None = None, exclude: Sequence[str] = ()
     ) -> list[Expected]:
-        """All items that match, best first."""
+        """Returns all items that match, best first."""
         found = [
             Expected(item.id, round(max(scores.values()), 6))
             for item in self.items.values()
@@ -82,7 +83,7 @@ class PlainGallery:
         return sorted(found, key=lambda expected: -expected.score)
 
     def queries_of(self, item_id: str) -> NDArray[np.float32]:
-        """What a search by the item asks with."""
+        """Returns the query vectors of a search by the item."""
         return np.stack([image.vector.astype(np.float16).astype(np.float32) for image in self.images[item_id].values()])
 
     def check(
@@ -95,29 +96,31 @@ class PlainGallery:
         min_score: float | None = None,
         exclude: Sequence[str] = (),
     ) -> None:
-        """Asserts that hits are the best items with their best images; items with all but the same score may swap."""
+        """Asserts that hits are the best items with their best images; items with nearly equal scores may swap."""
         wanted = self.search(queries, filter=filter, exclude=exclude)
         lowest = -np.inf if min_score is None else min_score
-        surely = [expected for expected in wanted if expected.score >= lowest + TOLERANCE]
-        perhaps = [expected for expected in wanted if expected.score >= lowest - TOLERANCE]
-        shown = f"\nanswered: {hits}\nwanted: {wanted[: top + 3]}"
-        assert min(top, len(surely)) <= len(hits) <= min(top, len(perhaps)), shown
+        required = [expected for expected in wanted if expected.score >= lowest + TOLERANCE]
+        possible = [expected for expected in wanted if expected.score >= lowest - TOLERANCE]
+        details = f"\nreturned: {hits}\nexpected: {wanted[: top + 3]}"
+        assert min(top, len(required)) <= len(hits) <= min(top, len(possible)), details
         scores = dict(wanted)
-        assert len({hit.item.id for hit in hits}) == len(hits), f"an item came twice{shown}"
-        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True), shown
+        assert len({hit.item.id for hit in hits}) == len(hits), f"an item was returned twice{details}"
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True), details
         for hit, expected in zip(hits, wanted, strict=False):
-            assert hit.item.id in scores, f"{hit.item.id} is gone or does not match{shown}"
-            assert abs(hit.score - scores[hit.item.id]) <= TOLERANCE, shown
-            assert abs(hit.score - expected.score) <= TOLERANCE, shown
-            assert hit.item == self.items[hit.item.id], shown
+            assert hit.item.id in scores, f"{hit.item.id} was deleted or does not match{details}"
+            assert abs(hit.score - scores[hit.item.id]) <= TOLERANCE, details
+            assert abs(hit.score - expected.score) <= TOLERANCE, details
+            assert hit.item == self.items[hit.item.id], details
             best = self.scores(hit.item.id, queries)[hit.image.id]
-            assert abs(hit.score - best) <= TOLERANCE, f"{hit.image.id} is not the best image{shown}"
-            assert hit.image.digest == self.images[hit.item.id][hit.image.id].digest, shown
+            assert abs(hit.score - best) <= TOLERANCE, f"{hit.image.id} is not the best image{details}"
+            assert hit.image.digest == self.images[hit.item.id][hit.image.id].digest, details
 
 
 @cache
-def shop(count: int, *, dimension: int = 8, images: int = 3, seed: int = 0) -> list[tuple[Item, list[NewImage]]]:
-    """Items in clusters, with one to `images` images each, and attributes of every kind."""
+def make_entries(
+    count: int, *, dimension: int = 8, images: int = 3, seed: int = 0
+) -> list[tuple[Item, list[NewImage]]]:
+    """Returns items in clusters, with one to `images` images each, and attributes of every type."""
     random = np.random.default_rng(seed)
     centres = random.normal(size=(12, dimension))
     colours = ("red", "green", "blue")
@@ -126,7 +129,7 @@ def shop(count: int, *, dimension: int = 8, images: int = 3, seed: int = 0) -> l
         centre = centres[random.integers(len(centres))] + random.normal(size=dimension) * 0.4
         item = Item(
             id=f"item-{number:05d}",
-            title=f"Thing {number}",
+            title=f"Product {number}",
             url=f"https://shop.example/{number}",
             attributes={
                 "colour": colours[number % 3],
@@ -152,10 +155,10 @@ TRIO: list[tuple[Item, Sequence[NewImage]]] = [
 
 @dataclass
 class Shop:
-    """A gallery with many items, and the same in plain Python."""
+    """A gallery with many items, and the reference with the same items."""
 
     gallery: Gallery
-    plain: PlainGallery
+    reference: ReferenceGallery
     query: Vector
 
     def check(
@@ -166,17 +169,28 @@ class Shop:
         min_score: float | None = None,
         exclude: Sequence[str] = (),
     ) -> list[Hit]:
-        """Searches both, compares them and answers the hits."""
+        """Searches both, compares the results and returns the hits."""
         found = self.gallery.search(
             self.query[None], bundle_id=BUNDLE, top=top, filter=filter, min_score=min_score, exclude=exclude
         )
-        self.plain.check(found.hits[0], self.query[None], top=top, filter=filter, min_score=min_score, exclude=exclude)
+        self.reference.check(
+            found.hits[0], self.query[None], top=top, filter=filter, min_score=min_score, exclude=exclude
+        )
         return found.hits[0]
 
 
-def ids(gallery: Gallery, *numbers: float, top: int = 10) -> list[str]:
+def search_ids(gallery: Gallery, *numbers: float, top: int = 10) -> list[str]:
+    """Returns the ids of the items that a search with a vector finds."""
     found = gallery.search(unit(*numbers)[None], bundle_id=BUNDLE, top=top)
     return [hit.item.id for hit in found.hits[0]]
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Waits for a condition that a background thread fulfils; a minute is far more than it takes."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "timeout"
+        time.sleep(0.02)
 
 
 def index_stats(gallery: Gallery) -> IndexStats:

@@ -1,4 +1,4 @@
-"""Snapshots: one file holds the whole gallery of one instant, and only a whole file becomes a gallery again."""
+"""Snapshots: one file holds the gallery of one instant, and only a complete file is restored."""
 
 import io
 import json
@@ -33,8 +33,8 @@ def snapshot(directory: Path, file: Path, *, force: bool = False) -> Snapshot:
         return gallery.snapshot(file, force=force)
 
 
-def answers(directory: Path) -> list[tuple[float, str, str]]:
-    """What a few searches answer there."""
+def search_results(directory: Path) -> list[tuple[float, str, str]]:
+    """Returns the results of a few searches."""
     opened = open_gallery(directory)
     try:
         queries = [vector(number)[None] for number in (1, 20, 45, 777)]
@@ -44,17 +44,19 @@ def answers(directory: Path) -> list[tuple[float, str, str]]:
         opened.close()
 
 
-def test_a_restored_gallery_answers_the_same_searches(gallery: Path, tmp_path: Path) -> None:
+def test_a_restored_gallery_returns_the_same_results(gallery: Path, tmp_path: Path) -> None:
     written = snapshot(gallery, tmp_path / "backup.tar")
     assert (written.items, written.images, written.bundle_ids) == (24, 47, [BUNDLE])
     assert restore(tmp_path / "backup.tar", tmp_path / "elsewhere") == written
-    assert answers(tmp_path / "elsewhere") == answers(gallery)
-    assert open_and_stats(tmp_path / "elsewhere") == open_and_stats(gallery)
+    assert search_results(tmp_path / "elsewhere") == search_results(gallery)
+    assert read_stats(tmp_path / "elsewhere") == read_stats(gallery)
     assert verify(tmp_path / "elsewhere") == []
-    assert {path.name for path in tmp_path.iterdir()} == {"gallery", "backup.tar", "elsewhere"}, "nothing is left over"
+    assert {path.name for path in tmp_path.iterdir()} == {"gallery", "backup.tar", "elsewhere"}, (
+        "no temporary files are left"
+    )
 
 
-def open_and_stats(directory: Path) -> object:
+def read_stats(directory: Path) -> object:
     opened = open_gallery(directory)
     try:
         return opened.stats()
@@ -62,7 +64,7 @@ def open_and_stats(directory: Path) -> object:
         opened.close()
 
 
-def test_a_snapshot_while_others_write_is_of_one_instant(tmp_path: Path) -> None:
+def test_a_snapshot_during_writes_is_of_one_instant(tmp_path: Path) -> None:
     directory = fill(tmp_path / "gallery", items=1)
     stop = threading.Event()
 
@@ -83,7 +85,7 @@ def test_a_snapshot_while_others_write_is_of_one_instant(tmp_path: Path) -> None
     finally:
         stop.set()
         writer.join()
-    assert cards[-1].items > cards[0].items, "it was written to meanwhile"
+    assert cards[-1].items > cards[0].items, "there were writes between the snapshots"
     for number, card in enumerate(cards):
         restored = tmp_path / f"restored-{number}"
         restore(tmp_path / f"{number}.tar", restored)
@@ -95,22 +97,20 @@ def test_a_snapshot_while_others_write_is_of_one_instant(tmp_path: Path) -> None
         opened.close()
 
 
-def test_a_snapshot_without_its_generation_becomes_a_gallery_that_answers_exactly(
-    gallery: Path, tmp_path: Path
-) -> None:
-    before = answers(gallery)
+def test_a_snapshot_without_a_generation_is_restored_and_searched_exactly(gallery: Path, tmp_path: Path) -> None:
+    before = search_results(gallery)
     shutil.rmtree(gallery / "generations")
     assert snapshot(gallery, tmp_path / "backup.tar").index_name is None
     restore(tmp_path / "backup.tar", tmp_path / "elsewhere")
     assert verify(tmp_path / "elsewhere") == []
-    assert answers(tmp_path / "elsewhere") == before
+    assert search_results(tmp_path / "elsewhere") == before
     opened = open_gallery(tmp_path / "elsewhere")
     assert opened.compact()
     opened.close()
-    assert answers(tmp_path / "elsewhere") == before and verify(tmp_path / "elsewhere") == []
+    assert search_results(tmp_path / "elsewhere") == before and verify(tmp_path / "elsewhere") == []
 
 
-def test_vectors_of_all_bundles_come_along_but_only_the_live_generation(gallery: Path, tmp_path: Path) -> None:
+def test_a_snapshot_has_the_vectors_of_all_bundles_and_the_active_generation(gallery: Path, tmp_path: Path) -> None:
     opened = open_gallery(gallery)
     opened.upsert([entry(number) for number in range(3)], "c" * 16)
     active = opened.prepare("c" * 16).name
@@ -123,10 +123,10 @@ def test_vectors_of_all_bundles_come_along_but_only_the_live_generation(gallery:
     opened.activate(BUNDLE)
     opened.close()
     shutil.rmtree(gallery)
-    assert len(answers(tmp_path / "elsewhere")) == 24
+    assert len(search_results(tmp_path / "elsewhere")) == 24
 
 
-def test_the_bundle_that_a_gallery_keeps_comes_along(tmp_path: Path) -> None:
+def test_a_snapshot_has_the_copies_of_bundles(tmp_path: Path) -> None:
     bundle = Bundle.load(make_tiny_bundle(tmp_path / "bundle"))
     directory = make_tiny_gallery(tmp_path / "gallery", bundle.directory)
     opened = open_gallery(directory)
@@ -139,14 +139,14 @@ def test_the_bundle_that_a_gallery_keeps_comes_along(tmp_path: Path) -> None:
     opened.close()
 
 
-def test_an_empty_gallery_can_be_kept_too(tmp_path: Path) -> None:
+def test_an_empty_gallery_can_be_restored(tmp_path: Path) -> None:
     open_gallery(tmp_path / "gallery", create=True).close()
     snapshot(tmp_path / "gallery", tmp_path / "backup.tar")
     restore(tmp_path / "backup.tar", tmp_path / "elsewhere")
     assert verify(tmp_path / "elsewhere") == []
 
 
-def test_a_file_is_replaced_only_when_asked(gallery: Path, tmp_path: Path) -> None:
+def test_an_existing_file_is_replaced_only_with_force(gallery: Path, tmp_path: Path) -> None:
     file = tmp_path / "backup.tar"
     file.write_text("precious")
     with pytest.raises(SnapshotError, match=r"exists.*--force"):
@@ -156,11 +156,11 @@ def test_a_file_is_replaced_only_when_asked(gallery: Path, tmp_path: Path) -> No
     assert tarfile.is_tarfile(file)
 
 
-def test_a_full_disk_leaves_nothing_behind(gallery: Path, tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_files(gallery: Path, tmp_path: Path) -> None:
     file, target = tmp_path / "backup.tar", tmp_path / "target"
     snapshot(gallery, file)
     target.mkdir()
-    for size in (40_000, file.stat().st_size - 1000):  # while the catalogue is copied, and while the file is written
+    for size in (40_000, file.stat().st_size - 1000):  # while the store is copied, and while the file is written
         with files_up_to(size), pytest.raises(SnapshotError, match="nothing was left behind"):
             snapshot(gallery, target / "backup.tar")
         assert list(target.iterdir()) == []
@@ -169,7 +169,7 @@ def test_a_full_disk_leaves_nothing_behind(gallery: Path, tmp_path: Path) -> Non
     assert list(target.iterdir()) == []
 
 
-def test_a_gallery_is_restored_into_a_new_or_empty_folder_only(gallery: Path, tmp_path: Path) -> None:
+def test_a_gallery_is_restored_only_into_a_new_or_empty_folder(gallery: Path, tmp_path: Path) -> None:
     snapshot(gallery, tmp_path / "backup.tar")
     with pytest.raises(SnapshotError, match="is not empty"):
         restore(tmp_path / "backup.tar", gallery)
@@ -178,38 +178,38 @@ def test_a_gallery_is_restored_into_a_new_or_empty_folder_only(gallery: Path, tm
     (tmp_path / "empty").mkdir()
     restore(tmp_path / "backup.tar", tmp_path / "empty")
     restore(tmp_path / "backup.tar", tmp_path / "far" / "away")
-    assert answers(tmp_path / "empty") == answers(tmp_path / "far" / "away") == answers(gallery)
+    assert search_results(tmp_path / "empty") == search_results(tmp_path / "far" / "away") == search_results(gallery)
 
 
-def refused(file: Path, match: str) -> None:
-    """The file is not restored, and leaves no trace."""
+def assert_refused(file: Path, match: str) -> None:
+    """Asserts that a file is not restored, and that no files are left."""
     before = set(file.parent.rglob("*"))
     with pytest.raises(SnapshotError, match=match):
         restore(file, file.with_name("restored"))
     assert set(file.parent.rglob("*")) == before
 
 
-def test_a_truncated_snapshot_is_refused_wherever_it_ends(gallery: Path, tmp_path: Path) -> None:
-    snapshot(gallery, tmp_path / "whole.tar")
-    data = (tmp_path / "whole.tar").read_bytes()
+def test_a_snapshot_truncated_anywhere_is_refused(gallery: Path, tmp_path: Path) -> None:
+    snapshot(gallery, tmp_path / "complete.tar")
+    data = (tmp_path / "complete.tar").read_bytes()
     end = len(data.rstrip(b"\0"))
     for length in (0, 300, 512, 700, 1024, 2048, 3 << 12, end // 2, end - 4000):
-        (tmp_path / "cut.tar").write_bytes(data[:length])
-        refused(tmp_path / "cut.tar", "not a complete snapshot|is truncated|not as it was written")
+        (tmp_path / "truncated.tar").write_bytes(data[:length])
+        assert_refused(tmp_path / "truncated.tar", "not a complete snapshot|is truncated|differs from what was written")
 
 
-@pytest.mark.parametrize("data", [b"", b"no tar file at all" * 100, bytes(2048)])
+@pytest.mark.parametrize("data", [b"", b"not a tar file" * 100, bytes(2048)])
 def test_a_foreign_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "foreign.tar").write_bytes(data)
-    refused(tmp_path / "foreign.tar", "is not a complete snapshot of a gallery")
+    assert_refused(tmp_path / "foreign.tar", "is not a complete snapshot of a gallery")
 
 
 def test_a_snapshot_of_a_later_release_is_refused(gallery: Path, tmp_path: Path) -> None:
-    tampered = rewritten(gallery, tmp_path, card=lambda card: card | {"format_version": 3})
-    refused(tampered, "snapshot.json is invalid")
+    tampered = rewrite_snapshot(gallery, tmp_path, card=lambda card: card | {"format_version": 3})
+    assert_refused(tampered, "snapshot.json is invalid")
 
 
-def rewritten(
+def rewrite_snapshot(
     gallery: Path,
     tmp_path: Path,
     *,
@@ -218,9 +218,9 @@ def rewritten(
     change: Callable[[tarfile.TarInfo], None] = lambda member: None,
     content: Callable[[bytes], bytes] = lambda data: data,
 ) -> Path:
-    """A snapshot whose card, or whose catalogue's name, header or content, somebody changed."""
-    snapshot(gallery, tmp_path / "whole.tar")
-    with tarfile.open(tmp_path / "whole.tar") as source, tarfile.open(tmp_path / "tampered.tar", "w") as target:
+    """Writes a snapshot with another card, or another name, header or content of its store."""
+    snapshot(gallery, tmp_path / "complete.tar")
+    with tarfile.open(tmp_path / "complete.tar") as source, tarfile.open(tmp_path / "tampered.tar", "w") as target:
         for member in source:
             file = source.extractfile(member)
             assert file
@@ -234,40 +234,40 @@ def rewritten(
             if member.name != "snapshot.json":
                 change(member)
             target.addfile(member, io.BytesIO(data))
-    (tmp_path / "whole.tar").unlink()
+    (tmp_path / "complete.tar").unlink()
     return tmp_path / "tampered.tar"
 
 
 def test_a_tampered_member_is_refused(gallery: Path, tmp_path: Path) -> None:
-    file = rewritten(gallery, tmp_path, content=lambda data: data[:-1] + bytes([data[-1] ^ 1]))
-    refused(file, "catalogue.sqlite in .* differs from what was written")
+    file = rewrite_snapshot(gallery, tmp_path, content=lambda data: data[:-1] + bytes([data[-1] ^ 1]))
+    assert_refused(file, "catalogue.sqlite in .* differs from what was written")
 
 
 PATHS = ["../escaped", "/tmp/escaped", "generations/../../escaped", "bundles/x/escaped", "notes.txt"]
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_member_that_is_no_part_of_a_snapshot_is_refused(gallery: Path, tmp_path: Path, path: str) -> None:
-    refused(rewritten(gallery, tmp_path, name=lambda name: path), "not part of a snapshot")
+def test_a_member_with_a_foreign_path_is_refused(gallery: Path, tmp_path: Path, path: str) -> None:
+    assert_refused(rewrite_snapshot(gallery, tmp_path, name=lambda name: path), "not part of a snapshot")
 
-    def listed(card: dict[str, object]) -> dict[str, object]:
+    def add_path(card: dict[str, object]) -> dict[str, object]:
         digests = card["digests"]
         assert isinstance(digests, dict)
         return card | {"digests": digests | {path: digests["catalogue.sqlite"]}}
 
-    refused(rewritten(gallery, tmp_path, name=lambda name: path, card=listed), "snapshot.json names")
+    assert_refused(rewrite_snapshot(gallery, tmp_path, name=lambda name: path, card=add_path), "snapshot.json names")
     assert not (tmp_path.parent / "escaped").exists() and not Path("/tmp/escaped").exists()
 
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE])
-def test_a_member_that_is_no_plain_file_is_refused(gallery: Path, tmp_path: Path, kind: bytes) -> None:
-    def linked(member: tarfile.TarInfo) -> None:
+def test_a_member_that_is_not_a_regular_file_is_refused(gallery: Path, tmp_path: Path, kind: bytes) -> None:
+    def make_link(member: tarfile.TarInfo) -> None:
         member.type, member.linkname, member.size = kind, "/etc/passwd", 0
 
-    refused(rewritten(gallery, tmp_path, change=linked), "not part of a snapshot")
+    assert_refused(rewrite_snapshot(gallery, tmp_path, change=make_link), "not part of a snapshot")
 
 
-def test_what_is_not_there_is_told(gallery: Path, tmp_path: Path) -> None:
+def test_invalid_paths_are_refused(gallery: Path, tmp_path: Path) -> None:
     with pytest.raises(LookalikeError, match="is not a gallery"):
         snapshot(tmp_path, tmp_path / "backup.tar")
     with pytest.raises(SnapshotError, match="does not exist"):

@@ -1,4 +1,4 @@
-"""Random histories of a gallery: after each of them it answers what a gallery in plain Python does."""
+"""Random sequences of writes, searches and compactions: the gallery returns what the reference does."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,9 +17,9 @@ from index.gallery.types import Attribute, Hit, Item, NewImage
 from index.gallery.vectors.faiss.settings import FaissSettings
 
 from .memory import MemoryData, MemoryIndex, MemoryStore
-from .reference import BUNDLE, PlainGallery, Vector, photo, unit
+from .reference import BUNDLE, ReferenceGallery, Vector, photo, unit
 
-# Few of everything, so that writes meet: items are replaced, deleted and stored again, and scores tie.
+# Few distinct values, so that items are replaced, deleted and stored again, and scores tie.
 ITEMS = [f"item-{number}" for number in range(12)]
 IMAGES = ["front", "back", "side"]
 VECTORS = [unit(*numbers) for numbers in np.random.default_rng(1).normal(size=(24, 5))]
@@ -33,12 +33,12 @@ attributes: st.SearchStrategy[dict[str, Attribute]] = st.fixed_dictionaries(
         "sale": st.booleans(),
     },
 )
-items = st.builds(Item, id=st.sampled_from(ITEMS), title=st.sampled_from(["", "A thing"]), attributes=attributes)
+items = st.builds(Item, id=st.sampled_from(ITEMS), title=st.sampled_from(["", "A title"]), attributes=attributes)
 images = st.builds(
     photo,
     st.sampled_from(IMAGES),
     vectors,
-    # A picture of its own for each vector, or the same picture with another vector.
+    # A photo of its own for each vector, or the same photo with another vector.
     st.sampled_from([None, None, 7]),
 )
 entries = st.tuples(items, st.lists(images, max_size=3, unique_by=lambda image: image.id))
@@ -54,11 +54,11 @@ documents = st.sampled_from(
 )
 filters = st.none() | documents.map(Filter.parse)
 tops = st.sampled_from([1, 2, 5, 40])
-least_scores = st.none() | st.sampled_from([-0.2, 0.0, 0.4, 1.0])
+min_scores = st.none() | st.sampled_from([-0.2, 0.0, 0.4, 1.0])
 
 
 class History(RuleBasedStateMachine):
-    """Writes go to one handle; searches ask it, another one that stays open, or a new one."""
+    """Writes use one handle; searches use it and another one that stays open."""
 
     settings = GallerySettings()
     faiss_settings = FaissSettings()
@@ -68,7 +68,7 @@ class History(RuleBasedStateMachine):
         self.folder = TemporaryDirectory()
         self.writer = self.open(create=True)
         self.reader = self.open()
-        self.plain = PlainGallery()
+        self.reference = ReferenceGallery()
         self.revision = 0
 
     def open(self, *, create: bool = False) -> Gallery:
@@ -84,89 +84,89 @@ class History(RuleBasedStateMachine):
         self.reader.close()
         self.folder.cleanup()
 
-    def wrote(self, change: int) -> None:
-        assert change >= self.revision
-        self.revision = change
+    def acknowledge(self, revision: int) -> None:
+        assert revision >= self.revision
+        self.revision = revision
 
-    @initialize(given=st.lists(entries, max_size=12), compacted=st.booleans())
-    def begin(self, given: list[tuple[Item, list[NewImage]]], compacted: bool) -> None:
-        self.upsert(given)
+    @initialize(first=st.lists(entries, max_size=12), compacted=st.booleans())
+    def begin(self, first: list[tuple[Item, list[NewImage]]], compacted: bool) -> None:
+        self.upsert(first)
         if compacted:
             self.writer.compact()
 
-    @rule(given=st.lists(entries, min_size=1, max_size=4))
-    def upsert(self, given: list[tuple[Item, list[NewImage]]]) -> None:
-        self.wrote(self.writer.upsert(given, BUNDLE))
-        self.plain.upsert(given)
+    @rule(batch=st.lists(entries, min_size=1, max_size=4))
+    def upsert(self, batch: list[tuple[Item, list[NewImage]]]) -> None:
+        self.acknowledge(self.writer.upsert(batch, BUNDLE))
+        self.reference.upsert(batch)
 
-    @precondition(lambda self: self.plain.items)
+    @precondition(lambda self: self.reference.items)
     @rule(data=st.data())
     def upsert_the_same_again(self, data: st.DataObject) -> None:
-        item_id = data.draw(st.sampled_from(sorted(self.plain.items)))
-        entry = self.plain.items[item_id], list(self.plain.images[item_id].values())
+        item_id = data.draw(st.sampled_from(sorted(self.reference.items)))
+        entry = self.reference.items[item_id], list(self.reference.images[item_id].values())
         assert self.reader.upsert([entry], BUNDLE) == self.revision
 
-    @precondition(lambda self: self.plain.items)
+    @precondition(lambda self: self.reference.items)
     @rule(data=st.data(), changed=attributes)
     def change_attributes(self, data: st.DataObject, changed: dict[str, Attribute]) -> None:
-        item_id = data.draw(st.sampled_from(sorted(self.plain.items)))
-        item = self.plain.items[item_id].model_copy(update={"attributes": changed})
+        item_id = data.draw(st.sampled_from(sorted(self.reference.items)))
+        item = self.reference.items[item_id].model_copy(update={"attributes": changed})
         self.upsert([(item, [])])
 
     @rule(item_ids=st.lists(st.sampled_from(ITEMS), max_size=3))
     def delete(self, item_ids: list[str]) -> None:
-        self.wrote(self.writer.delete(item_ids))
-        self.plain.delete(item_ids)
+        self.acknowledge(self.writer.delete(item_ids))
+        self.reference.delete(item_ids)
 
     @rule(item_id=st.sampled_from(ITEMS), image_ids=st.lists(st.sampled_from(IMAGES), min_size=1, max_size=3))
     def delete_images(self, item_id: str, image_ids: list[str]) -> None:
-        self.wrote(self.writer.delete_images(item_id, image_ids))
-        self.plain.delete_images(item_id, image_ids)
+        self.acknowledge(self.writer.delete_images(item_id, image_ids))
+        self.reference.delete_images(item_id, image_ids)
 
     @rule(rebuild=st.booleans(), other=st.booleans())
     def compact(self, rebuild: bool, other: bool) -> None:
-        name = (self.reader if other else self.writer).compact(rebuild=rebuild)
-        assert (name is None) == (not any(self.plain.images.values()))
+        report = (self.reader if other else self.writer).compact(rebuild=rebuild)
+        assert (report is None) == (not any(self.reference.images.values()))
 
     @rule()
     def reopen(self) -> None:
         self.writer.close()
         self.writer = self.open()
 
-    @rule(other=st.booleans())
-    def swap_roles_after_a_look(self, other: bool) -> None:
-        """Whoever wrote reads from now on, perhaps without having looked for long."""
-        if other:
+    @rule(catch_up=st.booleans())
+    def swap_roles(self, catch_up: bool) -> None:
+        """The writer becomes the reader, which may not have followed the store for long."""
+        if catch_up:
             self.reader.stats()
         self.writer, self.reader = self.reader, self.writer
 
     @rule(data=st.data(), queries=st.lists(vectors, min_size=1, max_size=3), top=tops, wanted=filters)
     def search(self, data: st.DataObject, queries: list[Vector], top: int, wanted: Filter | None) -> None:
         min_score, exclude = self.bounds(data)
-        asked = np.stack(queries)
+        vectors = np.stack(queries)
         for gallery in (self.writer, self.reader):
             found = gallery.search(
-                asked, bundle_id=BUNDLE, top=top, filter=wanted, min_score=min_score, exclude=exclude
+                vectors, bundle_id=BUNDLE, top=top, filter=wanted, min_score=min_score, exclude=exclude
             )
             assert found.revision == self.revision
             for query, hits in zip(queries, found.hits, strict=True):
-                self.plain.check(hits, query[None], top=top, filter=wanted, min_score=min_score, exclude=exclude)
+                self.reference.check(hits, query[None], top=top, filter=wanted, min_score=min_score, exclude=exclude)
 
     @rule(data=st.data(), item_id=st.sampled_from(ITEMS), top=tops, wanted=filters)
     def search_item(self, data: st.DataObject, item_id: str, top: int, wanted: Filter | None) -> None:
         min_score, exclude = self.bounds(data)
-        if not self.plain.images.get(item_id):
+        if not self.reference.images.get(item_id):
             with pytest.raises(ItemMissing):
                 self.reader.search_item(item_id)
             return
         found = self.reader.search_item(item_id, top=top, filter=wanted, min_score=min_score, exclude=exclude)
-        queries = self.plain.queries_of(item_id)
-        self.plain.check(
+        queries = self.reference.queries_of(item_id)
+        self.reference.check(
             found.hits[0], queries, top=top, filter=wanted, min_score=min_score, exclude=[item_id, *exclude]
         )
 
     def bounds(self, data: st.DataObject) -> tuple[float | None, list[str]]:
-        return data.draw(least_scores), data.draw(st.lists(st.sampled_from(ITEMS), max_size=2, unique=True))
+        return data.draw(min_scores), data.draw(st.lists(st.sampled_from(ITEMS), max_size=2, unique=True))
 
     @rule(query=vectors, size=st.sampled_from([1, 2, 5]), wanted=filters, compact_between=st.booleans())
     def page(self, query: Vector, size: int, wanted: Filter | None, compact_between: bool) -> None:
@@ -181,27 +181,32 @@ class History(RuleBasedStateMachine):
             assert len(found.hits[0]) == size
             if compact_between and len(hits) == size:
                 self.writer.compact()
-        self.plain.check(hits, query[None], top=1000, filter=wanted)
+        self.reference.check(hits, query[None], top=1000, filter=wanted)
 
     @rule(wanted=filters, item_id=st.sampled_from(ITEMS))
     def read(self, wanted: Filter | None, item_id: str) -> None:
         for gallery in (self.writer, self.reader):
             stored = gallery.stored(item_id)
-            assert (stored.item if stored else None) == self.plain.items.get(item_id)
+            assert (stored.item if stored else None) == self.reference.items.get(item_id)
             assert gallery.digests(item_id, BUNDLE) == {
-                name: image.digest for name, image in self.plain.images.get(item_id, {}).items()
+                name: image.digest for name, image in self.reference.images.get(item_id, {}).items()
             }
             matching = [
-                item for _, item in sorted(self.plain.items.items()) if not wanted or wanted.matches(item.attributes)
+                item
+                for _, item in sorted(self.reference.items.items())
+                if not wanted or wanted.matches(item.attributes)
             ]
             assert gallery.scan(filter=wanted).items == matching
             stats = gallery.stats()
-            assert (stats.items, stats.images) == (len(self.plain.items), sum(map(len, self.plain.images.values())))
+            assert (stats.items, stats.images) == (
+                len(self.reference.items),
+                sum(map(len, self.reference.images.values())),
+            )
             assert stats.revision == self.revision
 
 
 class FullHistory(History):
-    """Begins with a generation of every item."""
+    """Starts with a generation that has every item."""
 
     @initialize()
     def fill(self) -> None:
@@ -220,12 +225,12 @@ def histories(examples: int, steps: int) -> settings:
     )
 
 
-def test_any_history_leaves_what_plain_python_would() -> None:
+def test_a_gallery_on_sqlite_and_faiss_equals_the_reference() -> None:
     run_state_machine_as_test(History, settings=histories(40, 20))
 
 
 class MemoryHistory(History):
-    """The same on the store and the index in plain Python."""
+    """Runs on the store and the index in memory."""
 
     def open(self, *, create: bool = False) -> Gallery:
         if create:
@@ -234,7 +239,7 @@ class MemoryHistory(History):
         return Gallery(store, MemoryIndex(store), address="memory")
 
 
-def test_any_history_on_other_engines_leaves_what_plain_python_would() -> None:
+def test_a_gallery_in_memory_equals_the_reference() -> None:
     run_state_machine_as_test(MemoryHistory, settings=histories(20, 20))
 
 
@@ -242,10 +247,10 @@ class ExtendedGraphs(FullHistory):
     """Graphs that are extended: dead positions stay, and the delta has many blocks."""
 
     settings = GallerySettings(delta_block=1)
-    # Graph searches seem free, so that graphs are really used; so small they are complete, and return exact results.
+    # Graph searches cost nothing, so that graphs are used; so small a graph is complete and returns exact results.
     # Allow lists are masks of the index rather than copies.
     faiss_settings = FaissSettings(exact_up_to=4, graph_step_cost=1e-9, copied_up_to=2, max_dead_share=0.9)
 
 
-def test_any_history_of_graphs_that_are_extended_leaves_what_plain_python_would() -> None:
+def test_a_gallery_with_extended_graphs_equals_the_reference() -> None:
     run_state_machine_as_test(ExtendedGraphs, settings=histories(30, 20))

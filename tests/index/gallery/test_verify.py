@@ -1,4 +1,4 @@
-"""Verification: a sound gallery has no fault, and every damage is found and told with its remedy."""
+"""Verification: an intact gallery has no faults, and every damage is reported with its remedy."""
 
 import json
 import shutil
@@ -25,30 +25,30 @@ def gallery(tmp_path: Path) -> Path:
     return fill(tmp_path / "gallery", later=4)
 
 
-def behind_the_back(gallery: Path, statement: str, *values: object) -> None:
-    """Changes the catalogue as no write of a gallery would."""
+def edit_store(gallery: Path, statement: str, *values: object) -> None:
+    """Changes the store directly, as no write of a gallery does."""
     with closing(sqlite3.connect(gallery / "catalogue.sqlite")) as database, database:
         assert database.execute(statement, values).rowcount > 0
 
 
-def flip(path: Path, place: int, bit: int = 1) -> None:
+def flip(path: Path, offset: int, bit: int = 1) -> None:
     data = bytearray(path.read_bytes())
-    data[place] ^= bit
+    data[offset] ^= bit
     path.write_bytes(data)
 
 
-def only(faults: list[Fault]) -> Fault:
+def single(faults: list[Fault]) -> Fault:
     (fault,) = faults
     return fault
 
 
-def test_a_sound_gallery_has_no_fault_and_every_image_is_looked_at(gallery: Path) -> None:
-    told: list[tuple[int, int]] = []
-    assert verify(gallery, on_progress=lambda done, total: told.append((done, total))) == []
-    assert told[-1] == (47, 47)
+def test_an_intact_gallery_has_no_faults_and_every_image_is_compared(gallery: Path) -> None:
+    progress: list[tuple[int, int]] = []
+    assert verify(gallery, on_progress=lambda done, total: progress.append((done, total))) == []
+    assert progress[-1] == (47, 47)
 
 
-def test_galleries_without_a_generation_or_an_image_are_sound(tmp_path: Path) -> None:
+def test_galleries_without_a_generation_or_images_have_no_faults(tmp_path: Path) -> None:
     opened = open_gallery(tmp_path / "gallery", create=True)
     assert verify(tmp_path / "gallery") == []
     opened.upsert([entry(1)], BUNDLE)
@@ -59,10 +59,10 @@ def test_galleries_without_a_generation_or_an_image_are_sound(tmp_path: Path) ->
     opened.close()
 
 
-def test_a_generation_of_another_release_is_told_and_made_again(gallery: Path) -> None:
+def test_a_generation_of_another_release_is_reported_and_rebuilt(gallery: Path) -> None:
     [manifest] = gallery.glob("generations/*/manifest.json")
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema_version": 2}))
-    assert "schema_version" in only(verify(gallery)).problem
+    assert "schema_version" in single(verify(gallery)).problem
     with closing(open_gallery(gallery)) as opened:
         opened.compact()
         assert opened.search(vector(1)[None], bundle_id=BUNDLE, top=1).hits[0]
@@ -76,28 +76,28 @@ def test_the_vectors_of_every_kind_of_index_are_compared(gallery: Path, kind: In
         report = opened.compact(rebuild=True)
     assert report and report.kind == kind
     assert verify(gallery) == []
-    behind_the_back(gallery, "UPDATE vectors SET vector = ? WHERE image = 7", vector(999).astype("<f2").tobytes())
-    assert "1 images have another vector in the index" in only(verify(gallery)).problem
+    edit_store(gallery, "UPDATE vectors SET vector = ? WHERE image = 7", vector(999).astype("<f2").tobytes())
+    assert "1 images have another vector in the index" in single(verify(gallery)).problem
 
 
 @pytest.mark.parametrize("name", ["index.faiss", "records.arrays", "manifest.json"])
-def test_a_flipped_byte_in_a_file_of_the_generation_is_found(gallery: Path, name: str) -> None:
+def test_a_changed_byte_in_a_generation_is_reported(gallery: Path, name: str) -> None:
     (file,) = gallery.glob(f"generations/*/{name}")
     flip(file, file.read_bytes().index(b"images") + 2 if name == "manifest.json" else file.stat().st_size // 2)
-    fault = only(verify(gallery))
+    fault = single(verify(gallery))
     assert str(file.parent) in fault.problem
     assert fault.remedy == f"Rebuild it: lookalike gallery compact {gallery}."
-    mend(gallery)
+    compact(gallery)
     assert verify(gallery) == []
 
 
-def mend(gallery: Path, *, rebuild: bool = False) -> None:
+def compact(gallery: Path, *, rebuild: bool = False) -> None:
     opened = open_gallery(gallery)
     opened.compact(rebuild=rebuild)
     opened.close()
 
 
-def test_a_whole_generation_of_another_gallery_is_found(gallery: Path, tmp_path: Path) -> None:
+def test_a_generation_of_another_gallery_is_reported(gallery: Path, tmp_path: Path) -> None:
     (mine,) = (gallery / "generations").iterdir()
     other = fill(tmp_path / "other")
     opened = open_gallery(other)
@@ -108,30 +108,30 @@ def test_a_whole_generation_of_another_gallery_is_found(gallery: Path, tmp_path:
     opened.close()
     shutil.rmtree(mine)
     shutil.copytree(other / "generations" / theirs, mine)
-    assert f"has name {theirs}, not {mine.name}" in only(verify(gallery)).problem
-    mend(gallery, rebuild=True)
+    assert f"has name {theirs}, not {mine.name}" in single(verify(gallery)).problem
+    compact(gallery, rebuild=True)
     assert verify(gallery) == []
 
 
-def test_a_flipped_byte_in_the_catalogue_is_found(gallery: Path) -> None:
+def test_a_changed_byte_in_the_store_is_reported(gallery: Path) -> None:
     file = gallery / "catalogue.sqlite"
-    whole = file.read_bytes()
-    flip(file, whole.index(vector(3).astype("<f2").tobytes()) + 3)
-    assert "item-00001/back" in only(verify(gallery)).problem
-    file.write_bytes(whole)
-    flip(file, whole.index("Möbel 7".encode()) + 2, bit=128)
-    fault = only(verify(gallery))
+    intact = file.read_bytes()
+    flip(file, intact.index(vector(3).astype("<f2").tobytes()) + 3)
+    assert "item-00001/back" in single(verify(gallery)).problem
+    file.write_bytes(intact)
+    flip(file, intact.index("Möbel 7".encode()) + 2, bit=128)
+    fault = single(verify(gallery))
     assert "cannot be read" in fault.problem and "lookalike gallery restore" in fault.remedy
-    for place in (3, 8192 + 3, 8192 * (len(whole) // 8192 // 2)):
-        file.write_bytes(whole)
-        flip(file, place)
-        assert verify(gallery), f"byte {place}"
+    for offset in (3, 8192 + 3, 8192 * (len(intact) // 8192 // 2)):
+        file.write_bytes(intact)
+        flip(file, offset)
+        assert verify(gallery), f"byte {offset}"
 
 
-def test_a_missing_generation_is_found(gallery: Path) -> None:
+def test_a_missing_generation_is_reported(gallery: Path) -> None:
     shutil.rmtree(gallery / "generations")
-    assert "cannot be read" in only(verify(gallery)).problem
-    mend(gallery)
+    assert "cannot be read" in single(verify(gallery)).problem
+    compact(gallery)
     assert verify(gallery) == []
 
 
@@ -152,18 +152,18 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("statement", "problem"), CHANGES, ids=[problem for _, problem in CHANGES])
-def test_a_row_that_was_changed_behind_the_gallerys_back_is_found(tmp_path: Path, statement: str, problem: str) -> None:
+def test_a_row_that_differs_from_the_index_is_reported(tmp_path: Path, statement: str, problem: str) -> None:
     gallery = fill(tmp_path / "gallery")
     if statement.startswith("INSERT"):
-        behind_the_back(gallery, "DELETE FROM vectors WHERE image = 8")
-        mend(gallery, rebuild=True)
-    behind_the_back(gallery, statement)
+        edit_store(gallery, "DELETE FROM vectors WHERE image = 8")
+        compact(gallery, rebuild=True)
+    edit_store(gallery, statement)
     if statement.startswith("DELETE"):
-        behind_the_back(gallery, "DELETE FROM vectors WHERE image = 9")
-    fault = only(verify(gallery))
+        edit_store(gallery, "DELETE FROM vectors WHERE image = 9")
+    fault = single(verify(gallery))
     assert problem in fault.problem
     assert f"compact {gallery} --rebuild" in fault.remedy and "restore a snapshot" in fault.remedy
-    mend(gallery, rebuild=True)
+    compact(gallery, rebuild=True)
     assert verify(gallery) == []
 
 
@@ -178,25 +178,25 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize(("statement", "problem"), MALFORMED, ids=[problem for _, problem in MALFORMED])
-def test_rows_that_no_write_makes_are_found(tmp_path: Path, statement: str, problem: str) -> None:
+def test_malformed_rows_are_reported(tmp_path: Path, statement: str, problem: str) -> None:
     gallery = fill(tmp_path / "gallery")
-    behind_the_back(gallery, statement)
+    edit_store(gallery, statement)
     assert any(problem in fault.problem and "restore" in fault.remedy for fault in verify(gallery))
 
 
-def test_a_vector_that_is_not_finite_is_found_before_it_reaches_a_generation(gallery: Path) -> None:
-    wrong = np.full(8, np.nan, "<f2").tobytes()
-    behind_the_back(gallery, "UPDATE vectors SET vector = ? WHERE image = 47", wrong)
-    assert "item-00023/front" in only(verify(gallery)).problem
+def test_a_vector_in_the_delta_that_is_not_finite_is_reported(gallery: Path) -> None:
+    invalid = np.full(8, np.nan, "<f2").tobytes()
+    edit_store(gallery, "UPDATE vectors SET vector = ? WHERE image = 47", invalid)
+    assert "item-00023/front" in single(verify(gallery)).problem
 
 
-def test_all_faults_are_told_at_once(gallery: Path) -> None:
-    behind_the_back(gallery, "DELETE FROM thumbnails WHERE digest LIKE '%7'")
+def test_all_faults_are_reported_together(gallery: Path) -> None:
+    edit_store(gallery, "DELETE FROM thumbnails WHERE digest LIKE '%7'")
     shutil.rmtree(gallery / "generations")
     assert len(verify(gallery)) == 2
 
 
-def test_the_generation_of_the_previous_bundle_is_checked_too(gallery: Path) -> None:
+def test_the_generation_of_the_previous_bundle_is_checked(gallery: Path) -> None:
     (old,) = (gallery / "generations").iterdir()
     opened = open_gallery(gallery)
     opened.upsert([entry(number) for number in range(3)], "c" * 16)
@@ -204,11 +204,11 @@ def test_the_generation_of_the_previous_bundle_is_checked_too(gallery: Path) -> 
     opened.close()
     assert verify(gallery) == []
     (old / "index.faiss").unlink()
-    fault = only(verify(gallery))
+    fault = single(verify(gallery))
     assert old.name in fault.problem and "activated" in fault.remedy
 
 
-def test_a_damaged_copy_of_a_bundle_is_found(tmp_path: Path) -> None:
+def test_a_damaged_copy_of_a_bundle_is_reported(tmp_path: Path) -> None:
     bundle = Bundle.load(make_tiny_bundle(tmp_path / "bundle"))
     gallery = make_tiny_gallery(tmp_path / "gallery", bundle.directory)
     opened = open_gallery(gallery)
@@ -217,11 +217,11 @@ def test_a_damaged_copy_of_a_bundle_is_found(tmp_path: Path) -> None:
     assert verify(gallery) == []
     model = gallery / "bundles" / bundle.id / "model.onnx"
     flip(model, 100)
-    fault = only(verify(gallery))
+    fault = single(verify(gallery))
     assert "is damaged" in fault.problem and bundle.id in fault.remedy
 
 
-def test_writes_and_compactions_meanwhile_are_no_faults(tmp_path: Path) -> None:
+def test_concurrent_writes_and_compactions_are_not_faults(tmp_path: Path) -> None:
     gallery = fill(tmp_path / "gallery")
     stop = threading.Event()
 

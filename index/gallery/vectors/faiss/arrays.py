@@ -1,8 +1,8 @@
-"""Named numpy arrays in one file that is mapped, not read, and texts packed into two of them.
+"""Named NumPy arrays in one memory-mapped file, and lists of texts packed into two arrays.
 
-The file: a magic, the length of a JSON header, the header (name, dtype, shape and place of each array), then the
-arrays, each on a boundary of 64 bytes. Opening costs the header alone, whatever the arrays hold, and processes that
-open the same file share its pages.
+The file: a magic number, the length of a JSON header, the header (name, dtype, shape and offset of each array), then
+the arrays, each aligned to 64 bytes. Opening reads only the header, and processes that open the same file share its
+pages.
 """
 
 import json
@@ -30,13 +30,13 @@ _DTYPES = ("|b1", "|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2",
 
 
 class ArraysError(LookalikeError):
-    """A file that does not hold the arrays that it should."""
+    """A file of arrays is missing, damaged or of another format."""
 
     kind = "arrays"
 
 
 class _Entry(Frozen):
-    """Where an array lies, counted from the end of the header."""
+    """The header's entry of one array; `offset` counts from the end of the header."""
 
     name: str
     dtype: str
@@ -48,18 +48,18 @@ _ENTRIES = TypeAdapter(list[_Entry])
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Writes the arrays as one whole file; equal arrays give equal bytes."""
+    """Writes arrays to a file atomically; equal arrays give equal bytes."""
     entries, ordered, end = [], [], 0
-    for name, given in sorted(arrays.items()):
-        values = np.asarray(given, given.dtype.newbyteorder("<"), order="C")
+    for name, source in sorted(arrays.items()):
+        values = np.asarray(source, source.dtype.newbyteorder("<"), order="C")
         if values.dtype.str not in _DTYPES:
-            raise TypeError(f"The array {name} is of type {values.dtype}, not of numbers or booleans.")
-        offset = _aligned(end)
+            raise TypeError(f"The array {name} is of type {values.dtype}; only numbers and booleans can be written.")
+        offset = _align(end)
         end = offset + values.nbytes
         entries.append({"name": name, "dtype": values.dtype.str, "shape": values.shape, "offset": offset})
         ordered.append((offset, values))
     header = json.dumps(entries, separators=(",", ":")).encode()
-    start = _aligned(_PREFIX.size + len(header))
+    start = _align(_PREFIX.size + len(header))
     with atomic_write(path) as temporary, temporary.open("wb") as file:
         file.write(_PREFIX.pack(_MAGIC, len(header)) + header)
         for offset, values in ordered:
@@ -68,38 +68,38 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
 
 
 def open_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a file as read-only views of one map of it, which lives as long as any of them."""
+    """Returns the arrays of a file as read-only views of one memory map, which is closed with the last of them."""
     try:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         magic, length = _PREFIX.unpack_from(mapped)
         if magic != _MAGIC:
-            raise ValueError("it was not written as one")
+            raise ValueError("its magic number is wrong")
         if length > len(mapped) - _PREFIX.size:
-            raise ValueError("it was cut off in its header")
+            raise ValueError("its header is truncated")
         entries = _ENTRIES.validate_json(mapped[_PREFIX.size : _PREFIX.size + length])
-        start = _aligned(_PREFIX.size + length)
+        start = _align(_PREFIX.size + length)
         return {entry.name: _view(mapped, entry, start) for entry in entries}
     except FileNotFoundError:
-        raise ArraysError(f"{path} does not exist.", "Build it again.") from None
+        raise ArraysError(f"{path} does not exist.", "Rebuild its generation.") from None
     except (ValidationError, ValueError, TypeError, OverflowError, struct.error) as error:
         reason = "its header is damaged" if isinstance(error, ValidationError) else error
-        raise ArraysError(f"{path} is not a file of arrays: {reason}.", "Build it again.") from None
+        raise ArraysError(f"{path} is not a file of arrays: {reason}.", "Rebuild its generation.") from None
 
 
 def _view(mapped: mmap.mmap, entry: _Entry, start: int) -> NDArray[Any]:
     if entry.dtype not in _DTYPES or entry.offset % _ALIGNMENT:
-        raise ValueError(f"its array {entry.name} has the type {entry.dtype} at {entry.offset}")
-    # Checks the bounds against the map.
+        raise ValueError(f"its array {entry.name} has type {entry.dtype} at offset {entry.offset}")
+    # NumPy checks that the array lies within the map.
     return np.ndarray(entry.shape, entry.dtype, buffer=mapped, offset=start + entry.offset)
 
 
-def _aligned(position: int) -> int:
+def _align(position: int) -> int:
     return -(-position // _ALIGNMENT) * _ALIGNMENT
 
 
 def pack_texts(texts: Iterable[str]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Offsets (one more than texts) into a blob of UTF-8. Lone surrogates, which are not UTF-8, survive too."""
+    """Returns offsets (one more than there are texts) into a blob of UTF-8; lone surrogates are kept."""
     offsets, blob = array("q", [0]), bytearray()
     for text in texts:
         blob += text.encode("utf-8", "surrogatepass")
@@ -108,12 +108,12 @@ def pack_texts(texts: Iterable[str]) -> tuple[NDArray[np.int64], NDArray[np.uint
 
 
 class Texts(Sequence[str]):
-    """Packed texts, decoded one at a time as they are asked for, so that `bisect` touches only what it compares."""
+    """Packed texts, decoded one by one on access, so that `bisect` reads only the texts that it compares."""
 
     def __init__(self, offsets: NDArray[np.int64], blob: NDArray[np.uint8]) -> None:
         if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(blob):
-            raise ArraysError("Packed texts do not fit their offsets.", "Build the file again.")
-        # Memory views answer plain ints and slices several times faster than arrays.
+            raise ArraysError("Packed texts do not fit their offsets.", "Rebuild their generation.")
+        # Indexing a memory view returns plain ints, and is several times faster than indexing an array.
         self._offsets = offsets.data
         self._blob = blob.data
         self._length = len(offsets) - 1
@@ -131,5 +131,5 @@ class Texts(Sequence[str]):
         if index < 0:
             index += self._length
         if not 0 <= index < self._length:
-            raise IndexError(f"No text {index} among {self._length}.")
+            raise IndexError(f"Index {index} is out of range for {self._length} texts.")
         return str(self._blob[self._offsets[index] : self._offsets[index + 1]], "utf-8", "surrogatepass")

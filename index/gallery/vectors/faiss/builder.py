@@ -31,7 +31,7 @@ Progress = Callable[[int, int], None]
 """Callback with the number of vectors done and their total."""
 
 _MIN_MEASURABLE = 128
-"""Vectors below which none are held out: chance would decide a recall measured with fewer than 64 queries."""
+"""Vectors below which none are held out: a recall measured with fewer than 64 queries is too noisy."""
 _ROUNDING = 1e-5
 """Largest difference between two ways to sum one score."""
 
@@ -162,7 +162,7 @@ def _measure_plan(searcher: Searcher, queries: Queries) -> Plan:
         for effort in _affordable_efforts(searcher):
             if effort >= at_least:
                 scores, _ = searcher.approximate_search(queries, results, effort)
-                # By score, not by position: of copies of one photo any will do.
+                # Compares scores, not positions: duplicates of one photo are interchangeable.
                 recall = float(np.mean(scores >= truth[:, results - 1 : results] - _ROUNDING))
                 if recall >= target:
                     return effort, recall

@@ -1,8 +1,8 @@
-"""The attributes of many items as columns, so that a filter over a million of them takes milliseconds.
+"""The attributes of many items as dictionary-encoded columns: filtering a million items takes milliseconds.
 
-A column has the sorted distinct values of an attribute and, for each row that has it, the code of its value. Codes
-count the numbers first, then the texts, then false and true; so what equals a value is one code, what lies in a range
-is a run of codes, and a condition is a table of booleans over the codes that the rows look their answer up in.
+A column has the sorted distinct values of an attribute and, for each row that has the attribute, the code of its value.
+Numbers have the first codes, then texts, then false and true. So a value is one code, a range of values is a range of
+codes, and a condition is a lookup table of booleans, indexed by code.
 """
 
 from array import array
@@ -20,13 +20,15 @@ from index.gallery.vectors.faiss.arrays import Arrays, Texts, pack_texts
 
 Mask = NDArray[np.bool_]
 
-# An attribute that few rows have is stored as the places of those rows, so that a catalogue with thousands of rare
-# attributes costs what its values do rather than rows times attributes.
 _SPARSE_BELOW = 0.25
+"""The share of rows below which a column stores the numbers of the rows that have the attribute.
+
+Otherwise thousands of rare attributes would take memory in proportion to rows times attributes.
+"""
 
 
-class _Growing:
-    """A column while its rows arrive: values are numbered as they are first seen."""
+class _ColumnBuilder:
+    """Collects the values of one attribute; a value's provisional code is the order in which it was first seen."""
 
     def __init__(self) -> None:
         self.rows = array("i")
@@ -34,14 +36,14 @@ class _Growing:
         self.seen: dict[object, int] = {}
 
     def finish(self, count: int) -> dict[str, NDArray[Any]]:
-        """Sorts the values, renumbers the codes accordingly and packs everything."""
+        """Returns the arrays of the column, with codes in the order of the sorted values."""
         numbers: list[Any] = sorted(value for value in self.seen if isinstance(value, int | float))
         texts = sorted(value for value in self.seen if isinstance(value, str))
         ordered = [*numbers, *texts, *_BOOLEANS]
         renumbered = np.zeros(len(self.seen) + 1, np.min_scalar_type(-len(ordered)))
-        # A boolean that no row has goes to the spare place at the end.
-        places = np.fromiter((self.seen.get(value, -1) for value in ordered), np.int64, len(ordered))
-        renumbered[places] = np.arange(len(ordered))
+        # A boolean that no row has is written to the spare element at the end.
+        provisional = np.fromiter((self.seen.get(value, -1) for value in ordered), np.int64, len(ordered))
+        renumbered[provisional] = np.arange(len(ordered))
         codes = renumbered[np.frombuffer(self.codes, np.int32)]
         rows = np.frombuffer(self.rows, np.int32)
         offsets, blob = pack_texts(texts)
@@ -58,35 +60,35 @@ class _Growing:
         return {**packed, "codes": dense}
 
 
-# Keys of booleans while a column grows: bare, they would be the numbers 0 and 1.
 _BOOLEANS = ((False,), (True,))
+"""Keys of booleans in a column builder: False and True themselves equal the keys 0 and 1."""
 
 
 def encode_columns(rows: Iterable[Mapping[str, Attribute]]) -> dict[str, NDArray[Any]]:
-    """The attributes of items, in the order of their rows, as arrays that `Columns` reads."""
-    growing: dict[str, _Growing] = {}
+    """Encodes the attributes of items, one mapping per row, as arrays for `Columns`."""
+    builders: dict[str, _ColumnBuilder] = {}
     count = 0
     for row in rows:
         for name, value in row.items():
-            column = growing.get(name)
+            column = builders.get(name)
             if column is None:
-                column = growing[name] = _Growing()
+                column = builders[name] = _ColumnBuilder()
             key = (value,) if value is True or value is False else value
             column.codes.append(column.seen.setdefault(key, len(column.seen)))
             column.rows.append(count)
         count += 1
-    names = sorted(growing)
+    names = sorted(builders)
     offsets, blob = pack_texts(names)
     arrays = {"column/count": np.array([count]), "column/names/offsets": offsets, "column/names/blob": blob}
     for number, name in enumerate(names):
-        # Popped, so that the memory of one column is free before the next is packed.
-        for part, values in growing.pop(name).finish(count).items():
+        # Popped to free the memory of one builder before the next one is finished.
+        for part, values in builders.pop(name).finish(count).items():
             arrays[f"column/{number}/{part}"] = values
     return arrays
 
 
 class _Column:
-    """One attribute; `rows` are the places of those that have it, or None where `codes` has -1 for the others."""
+    """One attribute; `rows` lists the rows that have it, or is None if `codes` has -1 for the rows without it."""
 
     def __init__(self, arrays: Arrays, prefix: str) -> None:
         self.numbers = arrays[f"{prefix}/numbers"]
@@ -103,7 +105,7 @@ class _Column:
         return code == self.size - 1
 
     def sorted_values(self, kind: ValueType) -> tuple[int, Sequence[Any]]:
-        """The code of the first value of a kind, and all of them."""
+        """Returns the first code of a type, and the values of that type in the order of their codes."""
         if kind == "number":
             return 0, self.numbers.data
         if kind == "text":
@@ -111,7 +113,7 @@ class _Column:
         return self.size - len(_BOOLEANS), (False, True)
 
     def mask(self, condition: Condition, count: int) -> Mask:
-        # The last place is for rows without the attribute: the code -1 leads there.
+        # The last element is for rows without the attribute: it has the index -1, their code.
         table = np.zeros(self.size + 1, np.bool_)
         match condition:
             case Exists(wanted):
@@ -119,15 +121,15 @@ class _Column:
             case AnyOf(values):
                 for kind, value in values:
                     first, known = self.sorted_values(kind)
-                    place = bisect_left(known, value)
-                    if place < len(known) and known[place] == value:
-                        table[first + place] = True
+                    index = bisect_left(known, value)
+                    if index < len(known) and known[index] == value:
+                        table[first + index] = True
             case Range(kind, bounds):
                 first, known = self.sorted_values(kind)
                 start, stop = 0, len(known)
                 for comparison, bound in bounds:
-                    place = (bisect_left if comparison in ("gte", "lt") else bisect_right)(known, bound)
-                    start, stop = (place, stop) if comparison in ("gte", "gt") else (start, place)
+                    index = (bisect_left if comparison in ("gte", "lt") else bisect_right)(known, bound)
+                    start, stop = (index, stop) if comparison in ("gte", "gt") else (start, index)
                 table[first + start : first + stop] = True
         if self.rows is None:
             return table.take(self.codes)
@@ -136,24 +138,24 @@ class _Column:
         return mask
 
     def counts(self, allowed: Mask | None) -> NDArray[np.int64]:
-        """How many rows have each code."""
+        """Returns the number of rows per code."""
         codes = self.codes
         if allowed is not None:
             codes = codes[allowed if self.rows is None else allowed[self.rows]]
-        # The first place is for rows without the attribute.
+        # The first element counts the rows without the attribute.
         return np.bincount(codes.astype(np.int64) + 1, minlength=self.size + 1)[1:]
 
     def facet(self, name: str, limit: int, allowed: Mask | None) -> Facet:
         counts = self.counts(allowed)
         found = np.flatnonzero(counts)
-        # Frequent values first, then by code; every key differs, so that the choice is the same each time.
+        # Sorts by descending count, then by code; all keys differ, so the order is deterministic.
         keys = found - counts[found] * self.size
-        most = np.argpartition(keys, limit)[:limit] if limit < len(keys) else np.arange(len(keys))
-        most = most[np.argsort(keys[most])]
+        chosen = np.argpartition(keys, limit)[:limit] if limit < len(keys) else np.arange(len(keys))
+        chosen = chosen[np.argsort(keys[chosen])]
         numbers = found[found < len(self.numbers)]
         return Facet(
             name=name,
-            values=[(self.value(code), int(counts[code])) for code in found[most].tolist()],
+            values=[(self.value(code), int(counts[code])) for code in found[chosen].tolist()],
             minimum=plain_number(float(self.numbers[numbers[0]])) if len(numbers) else None,
             maximum=plain_number(float(self.numbers[numbers[-1]])) if len(numbers) else None,
             distinct=len(found),
@@ -161,7 +163,7 @@ class _Column:
 
 
 class Columns:
-    """The columns that `encode_columns` made, in memory or mapped from a file of arrays."""
+    """Reads the columns of `encode_columns`, from memory or from a mapped file of arrays."""
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
@@ -184,7 +186,7 @@ class Columns:
         return _Column(self._arrays, f"column/{self._numbers[name]}")
 
     def mask(self, filter: Filter) -> Mask:
-        """Whether each row matches the filter, just as `filter.matches` would say."""
+        """Returns for each row whether it matches the filter; equals `filter.matches` of the row."""
         mask = np.ones(len(self), np.bool_)
         for name, condition in filter.conditions:
             if name in self._numbers:
@@ -196,9 +198,9 @@ class Columns:
         return mask
 
     def facets(self, limit: int, allowed: Mask | None = None) -> list[Facet]:
-        """For every attribute its `limit` most frequent values, among the allowed rows or all of them.
+        """Returns for every attribute its `limit` most frequent values, among the allowed rows or all rows.
 
-        An attribute that none of those rows has is left out.
+        Attributes that none of these rows has are left out.
         """
         facets = (self._column(name).facet(name, limit, allowed) for name in self.names)
         return [facet for facet in facets if facet.distinct]

@@ -155,8 +155,8 @@ class Generation:
     def positions(self, keys: Sequence[int]) -> NDArray[np.int64]:
         """Returns the positions of those image keys that the generation holds."""
         wanted = np.unique(np.array(keys, np.int64))
-        places = np.searchsorted(self.keys, wanted, sorter=self._by_key)
-        positions = self._by_key[np.minimum(places, len(self.keys) - 1)] if len(self.keys) else places[:0]
+        ranks = np.searchsorted(self.keys, wanted, sorter=self._by_key)
+        positions = self._by_key[np.minimum(ranks, len(self.keys) - 1)] if len(self.keys) else ranks[:0]
         return positions[self.keys[positions] == wanted] if len(positions) else positions
 
     def item_rows(self, item_keys: Sequence[int]) -> dict[int, int]:

@@ -1,8 +1,8 @@
 """Searches a FAISS index by its plan, and reads and writes its file.
 
-An index holds L2-normalised vectors in half precision at positions 0..n-1 and compares them by inner product. Its owner
-knows which image a position belongs to and which positions are dead, and passes an `AllowList` to a search.
-The effort of a search is never guessed: the build has measured it (`builder`).
+An index holds L2-normalised vectors in half precision at positions 0..n-1 and compares them by inner product. The
+caller knows the image of each position and which positions are dead, and passes an `AllowList` to a search.
+The effort of a search was measured by the build (`builder`).
 """
 
 import os
@@ -93,7 +93,7 @@ class AllowList:
 
 
 class Searcher:
-    """An index with its plan. Any number of threads may search it at once."""
+    """An index with its plan. Any number of threads may search it concurrently."""
 
     def __init__(self, index: Index, plan: Plan, settings: FaissSettings | None = None) -> None:
         self.plan = plan
@@ -149,10 +149,10 @@ class Searcher:
         return self.settings.step_cost(self.plan.kind)
 
     def _search_allowed(self, queries: Queries, count: int, allowed: AllowList, *, filtered: bool) -> Results:
-        """Searches deeper and deeper until enough allowed positions are found, or a scan costs less.
+        """Increases the depth of the search until enough allowed positions are found, or a scan costs less.
 
-        A query's results are accepted only if there were enough within the depth that the effort is made for. Far from
-        everything that is allowed, the true neighbours may be anywhere, and only a scan finds them.
+        A query's results are accepted only if there are enough within the depth that the effort was measured for. Far
+        from all allowed vectors the true neighbours may be anywhere, and only a scan finds them.
         """
         results = _empty_results(len(queries), count)
         pending = np.arange(len(queries))
@@ -189,7 +189,7 @@ class Searcher:
         return results
 
     def _scan_cost(self, allowed: AllowList) -> float:
-        """Estimates a scan: copied vectors are read in sequence, masked ones at random places."""
+        """Estimates the cost of a scan: copied vectors are read in sequence, masked ones at random addresses."""
         settings = self.settings
         if allowed.count <= max(settings.copied_up_to, self.count // settings.copied_share):
             return allowed.count * settings.scan_cost
@@ -243,7 +243,7 @@ def write_index(index: Index, path: Path) -> None:
 
 
 def open_index(path: Path) -> Index:
-    """Memory-maps an index file: opens at once, shares pages with other processes, and cannot be extended."""
+    """Memory-maps an index file: fast to open, shares pages with other processes, and cannot be extended."""
     return _read(path, faiss().IO_FLAG_MMAP_IFC)
 
 

@@ -43,7 +43,7 @@ class FaissSettings(Frozen):
     entry_points: int = Field(
         default=4,
         description="nearest entry candidates that a graph search starts from. FAISS's own descent through the upper"
-        " levels gets lost between clusters: at equal effort ten times as many queries found nothing near",
+        " levels often ends in the wrong cluster: at equal effort ten times as many queries found no near vector",
     )
     reranked_per_list: int = Field(
         default=5,
@@ -51,11 +51,11 @@ class FaissSettings(Frozen):
     )
     near_factor: int = Field(
         default=4,
-        description="a restricted search first looks at this many times the wanted number of neighbours, which is"
+        description="a restricted search first fetches this many times the requested number of neighbours, which is"
         " enough if the allowed positions lie around the query",
     )
     scattered_factor: int = Field(
-        default=2, description="then at this many times the number that suffices if they are spread evenly"
+        default=2, description="then this many times the number that suffices if they are spread evenly"
     )
     copied_up_to: int = Field(
         default=1024, description="allowed vectors up to which they are copied together once instead of masked"

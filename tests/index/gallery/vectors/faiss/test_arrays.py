@@ -1,4 +1,4 @@
-"""Files of arrays: what was written comes back as views of the file, and a damaged file is told, not crashed on."""
+"""Files of arrays: opened as views of the file, and refused when damaged."""
 
 from bisect import bisect_left
 from pathlib import Path
@@ -19,8 +19,8 @@ ARRAYS: dict[str, NDArray[Any]] = {
     "none": np.empty((0, 4), np.float16),
     "one": np.array(7, np.int8),
     "ünï/codes": np.array([1, 2, 3], np.uint16),
-    "turned": np.arange(6, dtype=np.float64).reshape(2, 3).T,
-    "foreign": np.array([1, 2], ">i4"),
+    "transposed": np.arange(6, dtype=np.float64).reshape(2, 3).T,
+    "big-endian": np.array([1, 2], ">i4"),
 }
 
 
@@ -30,7 +30,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "arrays"
 
 
-def test_arrays_come_back_as_they_were(path: Path) -> None:
+def test_opened_arrays_equal_the_written_ones(path: Path) -> None:
     opened = open_arrays(path)
     assert set(opened) == set(ARRAYS)
     for name, values in ARRAYS.items():
@@ -38,14 +38,14 @@ def test_arrays_come_back_as_they_were(path: Path) -> None:
         np.testing.assert_array_equal(opened[name], values)
 
 
-def test_opened_arrays_are_aligned_views_that_cannot_be_written(path: Path) -> None:
+def test_opened_arrays_are_aligned_read_only_views(path: Path) -> None:
     for values in open_arrays(path).values():
         assert values.ctypes.data % 64 == 0 and not values.flags.owndata
         with pytest.raises(ValueError, match="read-only"):
             values[...] = 0
 
 
-def test_the_arrays_outlive_the_name_of_their_file(path: Path) -> None:
+def test_opened_arrays_stay_valid_when_the_file_is_deleted(path: Path) -> None:
     vectors = open_arrays(path)["vectors"]
     path.unlink()
     assert vectors.sum() == 66
@@ -56,21 +56,21 @@ def test_equal_arrays_give_equal_bytes(path: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
 
-def test_no_arrays_at_all_are_a_file_too(tmp_path: Path) -> None:
+def test_a_file_may_have_no_arrays(tmp_path: Path) -> None:
     write_arrays(tmp_path / "none", {})
     assert open_arrays(tmp_path / "none") == {}
 
 
-def test_objects_are_not_written(tmp_path: Path) -> None:
+def test_an_array_of_objects_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="The array names is of type object"):
         write_arrays(tmp_path / "arrays", {"names": np.array(["a", None])})
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_cut_off_anywhere_is_refused(path: Path) -> None:
-    whole = path.read_bytes()
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
+def test_a_file_truncated_anywhere_is_refused(path: Path) -> None:
+    intact = path.read_bytes()
+    for length in range(len(intact)):
+        path.write_bytes(intact[:length])
         with pytest.raises(ArraysError, match="not a file of arrays"):
             open_arrays(path)
 
@@ -88,28 +88,28 @@ def test_a_file_cut_off_anywhere_is_refused(path: Path) -> None:
     ],
 )
 def test_a_foreign_or_damaged_header_is_refused(path: Path, old: bytes, new: bytes) -> None:
-    whole = path.read_bytes()
-    damaged = whole.replace(old, new)[: len(whole)]
-    assert damaged != whole
+    intact = path.read_bytes()
+    damaged = intact.replace(old, new)[: len(intact)]
+    assert damaged != intact
     path.write_bytes(damaged)
-    with pytest.raises(ArraysError, match="Build it again"):
+    with pytest.raises(ArraysError, match="Rebuild its generation"):
         open_arrays(path)
 
 
-def test_a_header_that_claims_to_be_endless_is_refused(path: Path) -> None:
+def test_a_header_longer_than_the_file_is_refused(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:8] + b"\xff" * 8 + path.read_bytes()[16:])
-    with pytest.raises(ArraysError, match="cut off in its header"):
+    with pytest.raises(ArraysError, match="header is truncated"):
         open_arrays(path)
 
 
-def test_a_missing_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArraysError, match="does not exist"):
         open_arrays(tmp_path / "arrays")
 
 
 @settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_categories=()))))
-def test_any_texts_come_back_even_lone_surrogates(texts: list[str]) -> None:
+def test_packed_texts_equal_the_originals_including_lone_surrogates(texts: list[str]) -> None:
     packed = Texts(*pack_texts(texts))
     assert list(packed) == texts and len(packed) == len(texts)
     assert [packed[i - len(texts)] for i in range(len(texts))] == texts
@@ -118,12 +118,12 @@ def test_any_texts_come_back_even_lone_surrogates(texts: list[str]) -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.text(), unique=True), st.text())
-def test_packed_texts_are_searched_as_a_list_would_be(texts: list[str], wanted: str) -> None:
+def test_bisect_on_packed_texts_equals_bisect_on_a_list(texts: list[str], wanted: str) -> None:
     texts.sort()
     assert bisect_left(Texts(*pack_texts(texts)), wanted) == bisect_left(texts, wanted)
 
 
-def test_there_is_no_text_beyond_the_last(tmp_path: Path) -> None:
+def test_an_index_beyond_the_last_text_is_refused(tmp_path: Path) -> None:
     offsets, blob = pack_texts(["a", "é"])
     write_arrays(tmp_path / "texts", {"offsets": offsets, "blob": blob})
     opened = open_arrays(tmp_path / "texts")
@@ -134,9 +134,9 @@ def test_there_is_no_text_beyond_the_last(tmp_path: Path) -> None:
             texts[index]
 
 
-def test_texts_refuse_offsets_of_other_texts() -> None:
+def test_offsets_that_do_not_fit_the_blob_are_refused() -> None:
     offsets, _ = pack_texts(["a", "bc"])
     _, blob = pack_texts(["a"])
-    for wrong in (offsets, offsets[1:], offsets[:0]):
+    for invalid in (offsets, offsets[1:], offsets[:0]):
         with pytest.raises(ArraysError, match="do not fit"):
-            Texts(wrong, blob)
+            Texts(invalid, blob)

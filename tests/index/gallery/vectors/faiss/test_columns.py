@@ -1,4 +1,4 @@
-"""Columns: a mask over them says exactly what the filter says of each row, and facets count what is there."""
+"""Columns: the mask of a filter equals its result for each row, and facets count the values."""
 
 from itertools import product
 from pathlib import Path
@@ -16,7 +16,7 @@ from index.gallery.vectors.faiss.columns import Columns, encode_columns
 
 Row = dict[str, Attribute]
 
-# Values that are easily confused, and rows with every pair of them; `rare` is what few rows have.
+# Values that are easily confused, and rows with every pair of them; few rows have the attribute `rare`.
 NUMBERS: list[Attribute] = [0, -0.0, 1, 1.0, 0.1, 1e300, MAX_INTEGER, MAX_INTEGER - 1, -MAX_INTEGER]
 TEXTS: list[Attribute] = ["", "1", "true", "é", "e\u0301", "\uffff", "\U0001f375"]
 VALUES = [*NUMBERS, *TEXTS, False, True]
@@ -65,14 +65,14 @@ filters = st.recursive(
 @example([{}, {"price": 5}, {"price": 6}], {"price": {"gte": 5, "lte": 6}})
 @example([{}, {}, {}, {}, {"price": 5}], {"price": {"exists": False}})
 @example([], {"price": {"exists": False}})
-def test_the_mask_says_what_the_filter_says_of_each_row(rows: list[Row], document: dict[str, Any]) -> None:
+def test_the_mask_of_a_filter_equals_its_result_for_each_row(rows: list[Row], document: dict[str, Any]) -> None:
     columns, wanted = Columns(encode_columns(rows)), Filter.parse(document)
     mask = columns.mask(wanted)
     assert mask.dtype == np.bool_ and len(columns) == len(rows)
     assert mask.tolist() == [wanted.matches(row) for row in rows]
 
 
-def test_every_condition_and_its_negation_is_answered_right_for_every_pair_of_values() -> None:
+def test_every_condition_and_its_negation_is_correct_for_every_pair_of_values() -> None:
     columns = Columns(encode_columns(PAIRS))
     bounds = [value for value in [*VALUES, *ABSENT] if not isinstance(value, bool)]
     conditions: list[object] = [*VALUES, *ABSENT, [True, "1", 0.5], {"exists": True}, {"exists": False}]
@@ -104,7 +104,7 @@ def test_facets_count_the_values_of_the_allowed_rows(rows: list[Row], limit: int
         assert (facet.minimum, facet.maximum) == (min(numbers, default=None), max(numbers, default=None))
 
 
-def test_a_facet_names_frequent_values_first_and_the_span_of_numbers() -> None:
+def test_a_facet_lists_frequent_values_first_and_the_range_of_numbers() -> None:
     rows: list[Row] = [{"size": 4.5}, {"size": "large"}, {"size": 3}, {"size": "large"}, {"size": True}, {}]
     columns = Columns(encode_columns(rows))
     values: list[tuple[Attribute, int]] = [("large", 2), (3, 1), (4.5, 1), (True, 1)]
@@ -114,16 +114,16 @@ def test_a_facet_names_frequent_values_first_and_the_span_of_numbers() -> None:
     assert only == [Facet(name="size", values=[(4.5, 1)], minimum=4.5, maximum=4.5, distinct=1)]
 
 
-def test_no_rows_and_rows_without_attributes_have_empty_columns() -> None:
-    without: list[list[Row]] = [[], [{}, {}]]
-    for rows in without:
+def test_rows_without_attributes_have_no_columns() -> None:
+    cases: list[list[Row]] = [[], [{}, {}]]
+    for rows in cases:
         columns = Columns(encode_columns(rows))
         assert (len(columns), columns.names, columns.facets(5)) == (len(rows), [], [])
         assert columns.mask(Filter()).tolist() == [True] * len(rows)
         assert columns.mask(Filter.parse({"price": 5})).tolist() == [False] * len(rows)
 
 
-def test_columns_are_searched_from_a_file(tmp_path: Path) -> None:
+def test_columns_can_be_read_from_a_file(tmp_path: Path) -> None:
     rows: list[Row] = [
         {"brand": "Acme", "price": n, "rare": "yes"} if n % 10 == 0 else {"price": n} for n in range(100)
     ]
@@ -136,21 +136,21 @@ def test_columns_are_searched_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("distinct", "size"), [(100, 1), (127, 2), (5_000, 2), (33_000, 4)])
-def test_codes_take_no_more_bytes_than_the_values_need(distinct: int, size: int) -> None:
+def test_codes_use_the_smallest_integer_type(distinct: int, size: int) -> None:
     arrays = encode_columns({"sku": f"{n:05}"} for n in range(distinct))
     assert arrays["column/0/codes"].itemsize == size
     last = Filter.parse({"sku": f"{distinct - 1:05}"})
     assert np.flatnonzero(Columns(arrays).mask(last)).tolist() == [distinct - 1]
 
 
-def test_thousands_of_rare_attributes_cost_what_their_values_do() -> None:
+def test_the_size_of_rare_attributes_is_proportional_to_their_values() -> None:
     arrays = encode_columns({f"attribute-{n}": n} for n in range(3_000))
     assert sum(values.nbytes for values in arrays.values()) < 3_000 * 100
     columns = Columns(arrays)
     assert np.flatnonzero(columns.mask(Filter.parse({"attribute-2000": 2_000}))).tolist() == [2_000]
 
 
-def test_the_same_rows_give_the_same_arrays_whatever_order_attributes_come_in() -> None:
+def test_the_order_of_attributes_does_not_change_the_arrays() -> None:
     one = encode_columns([{"a": 1, "b": "x"}, {"b": "y", "a": -0.0}])
     other = encode_columns([{"b": "x", "a": 1.0}, {"a": 0, "b": "y"}])
     assert {name: values.tobytes() for name, values in one.items()} == {

@@ -23,7 +23,7 @@ from tests.support.clustered_vectors import (
 )
 
 
-def test_an_exact_index_stores_the_vectors_bit_by_bit() -> None:
+def test_an_exact_index_stores_the_bytes_of_the_vectors() -> None:
     vectors = shop_vectors()[0]
     through_floats = searcher.exact_index(vectors[:0])
     through_floats.add(vectors.astype(np.float32))
@@ -62,7 +62,7 @@ def test_a_filter_on_scattered_rows_finds_what_an_exact_search_finds(kind: Index
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("categories", [1, 5, 15])
 @pytest.mark.parametrize("inside", [True, False])
-def test_a_filter_on_whole_clusters_serves_queries_inside_and_outside_them(
+def test_a_filter_on_clusters_finds_neighbours_of_queries_inside_and_outside_them(
     kind: IndexKind, categories: int, inside: bool
 ) -> None:
     index, plan, order = build_shop(kind)
@@ -128,8 +128,8 @@ def test_a_written_index_finds_the_same_mapped_or_read(kind: IndexKind, tmp_path
 def test_a_truncated_file_is_refused(kind: IndexKind, kept: float, tmp_path: Path) -> None:
     path = tmp_path / "index.faiss"
     searcher.write_index(build_shop(kind).index, path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(kept * len(whole))])
+    intact = path.read_bytes()
+    path.write_bytes(intact[: int(kept * len(intact))])
     for open_file in (searcher.open_index, searcher.read_index):
         with pytest.raises(IndexFileError, match=r"index\.faiss"):
             open_file(path)

@@ -1,0 +1,146 @@
+"""The job history in SQLite: seen and cancelled by other processes, and interrupted by a kill."""
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from index.cli.progress import format_job
+from index.errors import LookalikeError
+from index.gallery.store.sqlite_jobs import JOBS_FILE, SQLiteJobs
+
+RUN_JOB = """
+import sys, time
+from pathlib import Path
+from index.gallery.store.sqlite_jobs import SQLiteJobs
+jobs = SQLiteJobs(Path(sys.argv[1]))
+job = jobs.begin("shop.csv", "b" * 16) if len(sys.argv) == 2 else jobs.adopt(int(sys.argv[2]))
+job.hold()
+job.update(stage="embedding", total=10, done=4, embedded=4)
+print(job.record.id, flush=True)
+while not job.stopping:
+    time.sleep(0.02)
+job.update(state="cancelled")
+"""
+
+
+def start_job(directory: Path, *arguments: int) -> tuple[subprocess.Popen[str], int]:
+    """Starts a process that runs a job until it is cancelled; returns it and the job's id."""
+    command = [sys.executable, "-c", RUN_JOB, str(directory), *map(str, arguments)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    return process, int(process.stdout.readline())
+
+
+def wait_for(process: subprocess.Popen[str]) -> int:
+    assert process.stdout
+    process.stdout.close()
+    return process.wait(20)
+
+
+def edit_jobs(directory: Path, statement: str) -> None:
+    with closing(sqlite3.connect(directory / JOBS_FILE)) as database, database:
+        assert database.execute(statement).rowcount == 1
+
+
+def test_a_job_is_visible_to_and_cancelled_by_another_process(tmp_path: Path) -> None:
+    process, number = start_job(tmp_path)
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        seen = jobs.get(number)
+        assert (seen.state, seen.stage, seen.done, seen.total) == ("running", "embedding", 4, 10)
+        jobs.cancel(number)
+        assert wait_for(process) == 0, "it noticed the cancellation"
+        assert jobs.get(number).state == "cancelled"
+        with pytest.raises(LookalikeError, match=r"not running: it is cancelled"):
+            jobs.cancel(number)
+
+
+def test_a_killed_job_is_interrupted_even_while_its_process_is_a_zombie(tmp_path: Path) -> None:
+    process, number = start_job(tmp_path)
+    os.kill(process.pid, signal.SIGKILL)
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        while (state := jobs.get(number).state) == "running":
+            pass  # the kernel may release the lock a moment later
+        assert state == "interrupted"
+        assert "run it again" in format_job(jobs.get(number))
+    wait_for(process)
+
+
+def test_a_killed_job_of_another_container_is_interrupted(tmp_path: Path) -> None:
+    process, number = start_job(tmp_path)
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        edit_jobs(tmp_path, "UPDATE jobs SET host = 'another', process = 1")  # process 1 exists in every container
+        assert jobs.get(number).state == "running"
+        process.kill()
+        wait_for(process)
+        assert jobs.get(number).state == "interrupted"
+        jobs.begin("shop.csv", "b" * 16)
+        assert jobs.get(number).state == "interrupted" and not list(tmp_path.glob("*.lock")), "saved by the next job"
+
+
+def test_a_job_begun_for_another_process_runs_until_that_process_ends(tmp_path: Path) -> None:
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        begun = jobs.begin("shop.csv", "b" * 16).record.id
+        assert jobs.get(begun).state == "running", "its process is still starting"
+        process, number = start_job(tmp_path, begun)
+        assert number == begun
+        process.kill()
+        wait_for(process)
+        assert jobs.get(begun).state == "interrupted", "although this process is alive"
+
+
+@pytest.mark.parametrize("host", ["another", "this"])
+def test_a_job_killed_before_its_claim_is_interrupted_after_a_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """Also when its container was restarted, where another process has the same id."""
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        begun = jobs.begin("shop.csv", "b" * 16).record
+        monkeypatch.setattr("socket.gethostname", lambda: host)
+        edit_jobs(tmp_path, "UPDATE jobs SET host = 'this'")
+        monkeypatch.setattr("time.time", lambda: begun.updated + 30)
+        assert jobs.get(begun.id).state == "running", "its process may still be starting"
+        monkeypatch.setattr("time.time", lambda: begun.updated + 61)
+        assert jobs.get(begun.id).state == "interrupted"
+
+
+def test_the_rate_is_computed_from_the_elapsed_time(tmp_path: Path) -> None:
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        job = jobs.begin("shop.csv", "b" * 16)
+        job.record = job.record.model_copy(update={"started": job.record.started - 10})
+        job.update(total=400, done=100)
+        assert job.record.rate == pytest.approx(10, rel=0.1)
+        assert job.record.seconds_left == pytest.approx(30, rel=0.1)
+        job.update(done=200)
+        assert job.record.rate == pytest.approx(20, rel=0.1), "also right after a save"
+        job.update(state="done", done=400)
+        assert job.record.seconds_left is None
+
+
+def _open_and_begin(directory: Path, barrier: "multiprocessing.synchronize.Barrier") -> None:
+    barrier.wait()
+    jobs = SQLiteJobs(directory)
+    jobs.begin("shop.csv", "b" * 16).update(state="done")
+    jobs.close()
+
+
+def test_processes_may_create_the_history_concurrently(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    for attempt in range(20):
+        directory = tmp_path / str(attempt)
+        directory.mkdir()
+        barrier = context.Barrier(4)
+        processes = [context.Process(target=_open_and_begin, args=(directory, barrier)) for _ in range(4)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        assert [process.exitcode for process in processes] == [0] * 4
+        with closing(SQLiteJobs(directory)) as jobs:
+            assert sorted(record.id for record in jobs.newest()) == [1, 2, 3, 4]

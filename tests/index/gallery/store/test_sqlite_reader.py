@@ -1,0 +1,91 @@
+"""Reads of the SQLite store: the change log, reads of one instant, bulk reads."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index.gallery.store.sqlite import SQLiteStore
+from index.gallery.types import Item
+from tests.index.gallery.reference import BUNDLE, MUG, OTHER_BUNDLE, TRIO, photo, unit
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SQLiteStore]:
+    """A store with three items and four images, stored by revision 1."""
+    with closing(SQLiteStore(tmp_path)) as store:
+        store.upsert(TRIO, BUNDLE)
+        yield store
+
+
+def bundle_key(store: SQLiteStore) -> int:
+    bundle = store.read.bundle(BUNDLE)
+    assert bundle
+    return bundle.key
+
+
+def test_news_changes_with_every_commit_of_another_connection(store: SQLiteStore) -> None:
+    before = store.watch.news()
+    assert store.watch.news() == before
+    store.delete(["mug"])
+    assert store.watch.news() != before
+
+
+def test_changes_contain_only_what_happened_after_a_revision(store: SQLiteStore) -> None:
+    key = bundle_key(store)
+    everything = store.read.changes(key, 0)
+    assert (everything.revision, everything.removed) == (1, [])
+    assert [row.id for row in everything.images] == ["front", "left", "right", "open"]
+    assert {item.id for item in everything.items.values()} == {"mug", "shoe", "bag"}
+    assert store.read.changes(key, 1)[2:] == ([], [], {})
+    store.upsert([(MUG.model_copy(update={"title": "Changed"}), [])], BUNDLE)
+    store.upsert([(Item(id="shoe"), [photo("left", unit(0, 0, 1), 9)])], BUNDLE)
+    changes = store.read.changes(key, 1)
+    assert changes.revision == 3
+    assert changes.removed == [everything.images[1].key], "the replaced photo"
+    assert [(row.id, row.digest) for row in changes.images] == [("left", f"{9:064x}")]
+    assert {item.title for item in changes.items.values()} == {"Changed", ""}
+
+
+def test_changes_of_one_bundle_contain_no_vector_of_another(store: SQLiteStore) -> None:
+    store.upsert([(MUG, [photo("front", unit(0, 1), 1)])], OTHER_BUNDLE)
+    assert store.read.changes(bundle_key(store), 1).images == []
+    other = store.read.bundle(OTHER_BUNDLE)
+    assert other and other.dimension == 2
+    assert [row.id for row in store.read.changes(other.key, 0).images] == ["front"]
+
+
+def test_a_long_read_is_of_one_instant(store: SQLiteStore) -> None:
+    with store.reading() as reader:
+        assert reader.revision() == 1
+        store.delete(["mug"])
+        assert (reader.revision(), reader.counts()) == (1, (3, 4))
+        assert list(reader.image_ids()) == [("bag", "open"), ("mug", "front"), ("shoe", "left"), ("shoe", "right")]
+    assert (store.read.revision(), store.read.counts()) == (2, (2, 3))
+
+
+def test_bulk_reads_are_ordered_by_key_and_complete(store: SQLiteStore) -> None:
+    key = bundle_key(store)
+    store.upsert([(Item(id="lamp"), [photo("on", unit(0, 0, 1))])], BUNDLE)
+    with store.reading() as reader:
+        records = list(reader.image_records(key))
+        assert [record.key for record in records] == sorted(record.key for record in records)
+        assert [record.revision for record in records] == [1, 1, 1, 1, 2]
+        assert [item.id for _, item in reader.items(key)] == ["mug", "shoe", "bag", "lamp"]
+        vectors = np.empty((reader.image_count(key), 3), np.float16)
+        reader.vectors(key, 0, vectors)
+        newer = np.empty((1, 3), np.float16)
+        reader.vectors(key, 1, newer)
+        rows = [row for batch in reader.full_images(key) for row in batch]
+    assert vectors[0].tolist() == [1, 0, 0] and newer.tolist() == [[0, 0, 1]]
+    assert b"".join(row.vector for row in rows) == vectors.tobytes()
+    assert [row.item_id for row in rows] == ["mug", "shoe", "shoe", "bag", "lamp"]
+
+
+def test_images_without_a_vector_of_a_bundle_are_counted(store: SQLiteStore) -> None:
+    assert store.read.images_without(BUNDLE) == 0
+    store.upsert([(MUG, [photo("front", unit(0, 1), 1)])], OTHER_BUNDLE)
+    assert store.read.images_without(OTHER_BUNDLE) == 3
+    assert store.read.images_without("unknown") == 4
