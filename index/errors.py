@@ -6,28 +6,27 @@
         BundleError
         BundleMismatch
         Cancelled
-        CatalogueError
         ClusterError
-        CompactionError
-        EngineMissing
+        DependencyMissing
         FilterError
-        GenerationError
         ImageError
+        IndexBuildError
+        IndexDamaged
         IndexFileError
         ItemMissing
         JobMissing
+        JobRunning
         ReindexError
         SearchError
         SnapshotError
+        StoreError
         VersionConflict
       service
         FetchError
-        JobRunning
-        KeyProblem
+        KeyFileError
           KeyMissing
         NotReady
         Overloaded
-          Busy
         ServiceError
         ServiceUnreachable
         SettingsError

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from index.embedding.bundle import Bundle
-from index.gallery.jobs import Job, JobHistory
+from index.gallery import open_gallery
+from index.gallery.jobs import Job
 from index.ingest.options import CommonOptions, ReindexOptions
 from index.jobs import JobRecord
 from service.problems import INVALID, ProblemError
@@ -62,7 +63,9 @@ def start_job(state: ServiceState, body: JobBody) -> JobRecord:
     log.info("job %s re-indexes %s in process %s", job.record.id, source, process.pid)
     # A daemon: it must not keep the service from ending.
     name = f"job-{job.record.id}"
-    threading.Thread(target=_watch, args=(history, job.record.id, process), name=name, daemon=True).start()
+    threading.Thread(
+        target=_watch, args=(state.gallery.address, job.record.id, process), name=name, daemon=True
+    ).start()
     return job.record
 
 
@@ -101,16 +104,18 @@ def _start_process(job: Job, folder: Path, options: ReindexOptions) -> "subproce
         raise
 
 
-def _watch(history: JobHistory, job_id: int, process: "subprocess.Popen[bytes]") -> None:
+def _watch(address: str, job_id: int, process: "subprocess.Popen[bytes]") -> None:
     """Waits for the process, and records the end of one that died before it could do so itself."""
     code = process.wait()
-    if history.get(job_id).state not in ("running", "interrupted"):
-        return
-    if code < 0:
-        end, message = "interrupted", f"Its process was killed by signal {-code}; run it again."
-    else:
-        end, message = "failed", _last_line(_log_file(history.folder, job_id)) or f"Its process ended with code {code}."
-    history.adopt(job_id).update(state=end, message=message)
+    with open_gallery(address) as gallery:  # the service may have closed its own
+        if gallery.jobs.get(job_id).state not in ("running", "interrupted"):
+            return
+        if code < 0:
+            end, message = "interrupted", f"Its process was killed by signal {-code}; run it again."
+        else:
+            last = _last_line(_log_file(gallery.jobs.folder, job_id))
+            end, message = "failed", last or f"Its process ended with code {code}."
+        gallery.jobs.adopt(job_id).update(state=end, message=message)
     log.error("job %s is %s: %s", job_id, end, message)
 
 

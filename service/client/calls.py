@@ -68,7 +68,7 @@ class JobOptions(TypedDict, total=False):
     max_rejects: float
     queries: str | None
     expect_recall: float | None
-    force: bool
+    allow_slow_index: bool
 
 
 @dataclass(frozen=True)

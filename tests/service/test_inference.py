@@ -244,7 +244,7 @@ def test_requests_do_not_wait_for_a_gallery_that_cannot_be_read(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(settings.model_copy(update={"bundle_poll_seconds": 0.01})) as client:
-        blocker = block_gallery(settings, monkeypatch, "live_bundle")
+        blocker = block_gallery(settings, monkeypatch, "active_bundle")
         try:
             assert blocker.started.acquire(timeout=60), "the watcher is stuck in its thread"
             for _ in range(5):

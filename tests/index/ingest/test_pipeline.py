@@ -381,8 +381,8 @@ def test_a_bundle_whose_index_misses_the_recall_target_is_not_activated_unless_a
     other = make_tiny_bundle(tmp_path / "other", grid=8)
     build = builder.build
 
-    def build_scanning(vectors: Vectors, *, target: float, on_progress: builder.Progress) -> BuildResult:
-        graph = build(vectors, target=target, kind="hnsw", on_progress=on_progress)
+    def build_scanning(vectors: Vectors, **options: Any) -> BuildResult:
+        graph = build(vectors, kind="hnsw", **options)
         return graph._replace(plan=graph.plan.model_copy(update={"effort": SCAN, "filtered_effort": SCAN}))
 
     monkeypatch.setattr(builder, "build", build_scanning)

@@ -56,7 +56,7 @@ def test_a_photo_may_be_bytes_a_file_or_a_url(client: Client, tmp_path: Path) ->
     assert one.items == other.items and one.items[0].id == "ball-blue"
     with pytest.raises(ServiceError) as caught:
         client.search("https://example.com/photo.jpg")
-    assert (caught.value.type, caught.value.status) == ("url-off", 422)
+    assert (caught.value.type, caught.value.status) == ("url-disabled", 422)
 
 
 def test_every_option_of_a_search_is_sent(client: Client) -> None:
