@@ -255,7 +255,7 @@ def test_a_new_bundle_is_activated_during_searches_without_a_failed_or_mixed_res
         moved = lookalike(*command, "--queries", queries, "--expect-recall", "0.5")
         assert moved.returncode == 0 and "0 photos embedded, 16 unchanged" in moved.stdout, moved.stderr
         back = lookalike("gallery", "rollback", gallery)
-        assert back.returncode == 0 and f"Bundle {names[0]} is live again" in back.stdout
+        assert back.returncode == 0 and f"Bundle {names[0]} is active again" in back.stdout
     assert seen["lives"] == names
     by_bundle = {
         name: [(made_by, hits) for bundle, made_by, hits, _ in seen["answers"] if bundle == name] for name in names
