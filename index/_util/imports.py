@@ -1,5 +1,6 @@
 """Optional dependencies, imported late so that a missing one is reported in one line with the command to install it."""
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -27,7 +28,8 @@ def onnxruntime() -> Any:
 
 def faiss() -> Any:
     """Returns FAISS, for the CPU or the GPU, whichever is installed."""
-    return require("faiss", "cpu")
+    # Called several times per search: importlib takes longer than a look into sys.modules.
+    return sys.modules.get("faiss") or require("faiss", "cpu")
 
 
 def _install_command(extra: str) -> str:

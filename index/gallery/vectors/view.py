@@ -23,10 +23,7 @@ class BlockSegment:
         self._block = block
         self._items = items
         self._selection = selection
-
-    @property
-    def count(self) -> int:
-        return len(self._block) if self._selection is None else self._selection.count
+        self.count = len(block) if selection is None else selection.count
 
     def search(self, queries: Queries, count: int, *, filtered: bool) -> Results:
         return self._block.searcher.search(queries, count, self._selection, filtered=filtered)
@@ -91,7 +88,7 @@ class View:
         is_lost = self.index.name is None and self.bundle.index_name is not None
         return is_lost or self.index.is_due(self.pending)
 
-    @property
+    @cached_property
     def has_several_images(self) -> bool:
         """Whether an item may be found by more than one image."""
         return bool(self.blocks) or self.index.max_images_per_item > 1

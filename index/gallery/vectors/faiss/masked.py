@@ -22,10 +22,7 @@ class GenerationSegment:
         self._generation = generation
         self._items = items
         self._selection = selection
-
-    @property
-    def count(self) -> int:
-        return self._generation.searcher.count if self._selection is None else self._selection.count
+        self.count = generation.searcher.count if selection is None else selection.count
 
     def search(self, queries: Queries, count: int, *, filtered: bool) -> Results:
         return self._generation.searcher.search(queries, count, self._selection, filtered=filtered)
