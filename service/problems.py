@@ -293,7 +293,10 @@ def _handle_http_error(request: Request, error: Exception) -> JSONResponse:
 def _handle_validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     mistakes = error.errors()
-    lines = [f"{_place(it['loc'])}: {it['msg']} (got {_shorten(it['input'])})." for it in mistakes[:_MAX_REPORTED]]
+    lines = [
+        f"{_place(it['loc'])}: {it['msg'].removeprefix('Value error, ')} (got {_shorten(it['input'])})."
+        for it in mistakes[:_MAX_REPORTED]
+    ]
     if len(mistakes) > _MAX_REPORTED:
         lines.append(f"And {len(mistakes) - _MAX_REPORTED:,} more.")
     return problem_response(INVALID.problem(" ".join(lines), INVALID.remedy, request.state.request_id))

@@ -102,7 +102,7 @@ def _read_options(given: dict[str, Any], file: Path | None) -> ReindexOptions:
         raise LookalikeError(f"Cannot read the options in {file}: {error.strerror}.", "Check the path.") from None
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".lstrip(": ") for fault in error.errors()]
-        raise typer.BadParameter("; ".join(problems)) from None
+        raise typer.BadParameter("; ".join(problems).replace("Value error, ", "")) from None
 
 
 def _is_given(value: Any) -> bool:

@@ -27,7 +27,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
 _MAX_PIXELS = 500_000_000
 Image.MAX_IMAGE_PIXELS = _MAX_PIXELS // 2
 
-_REMEDY = "Send a whole JPEG, PNG, WebP, GIF or BMP file."
+_REMEDY = "Send a complete JPEG, PNG, WebP, GIF or BMP file."
 _OVERSAMPLING = 1.25
 """A large JPEG is decoded at a reduced scale only while its sides stay this many times the length that they are resized
 to: the inverse cosine transform then drops only detail that resizing would have averaged away. On sharp photos of 160

@@ -50,6 +50,12 @@ def test_a_bad_file_of_options_is_wrong_usage(tmp_path: Path, text: str, message
     assert ended.exit_code == 2 and message in ended.output
 
 
+def test_a_mistake_in_an_option_is_reported_without_the_words_of_the_validator() -> None:
+    ended = CliRunner().invoke(app, ["reindex", "a.csv", "--gallery", "g", "--bundle", "b", "--column", "sku"])
+    assert ended.exit_code == 2
+    assert "columns: 'sku' is not of the form NAME=COLUMN" in " ".join(ended.output.replace("│", " ").split())
+
+
 def test_a_missing_option_is_wrong_usage() -> None:
     ended = CliRunner().invoke(app, ["reindex", "a.csv", "--gallery", "gallery"])
     assert ended.exit_code == 2 and "bundle: Field required" in ended.output

@@ -345,7 +345,7 @@ def test_an_invalid_item_is_refused_and_not_stored(shop: httpx.Client, body: str
         ({"images": [{}] * 100}, "images[0].id: "),
         ({"images": [{}] * 100}, "And 90 more."),
         ({str(number): number for number in range(1000)}, "1,000 keys"),
-        ({"attributes": {str(number): None for number in range(1000)}}, "attributes: Value error, 1,000 were sent"),
+        ({"attributes": {str(number): None for number in range(1000)}}, "attributes: 1,000 were sent"),
         ({"attributes": {"size": {"width": 5}}}, "attributes.size: Input should be a string"),
         ({"attributes": {"price": 1e999}}, "attributes.price: Input should be a finite number"),
         ({"title": "x" * 1001}, "title: String should have at most 1000 characters"),
