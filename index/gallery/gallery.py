@@ -141,10 +141,10 @@ class Gallery:
 
     def activate(self, bundle_id: str, *, on_progress: Progress = no_progress) -> int:
         """Makes a bundle the active one, after bringing its index up to date; returns the gallery's revision."""
-        bundle, revision = self._known_bundle(bundle_id), self._store.read.revision()
-        if bundle.index_name is None or bundle.index_revision != revision:
-            revision = self.prepare(bundle_id, on_progress=on_progress).revision
-        self._store.set_active(bundle.key)
+        bundle = self._known_bundle(bundle_id)
+        # Also when nothing was written since: this reads every byte of the index, and rebuilds a damaged one.
+        revision = self.prepare(bundle_id, on_progress=on_progress).revision
+        self._store.set_active(bundle)
         with self._lock:
             self._rehearsals.pop(bundle_id, None)
         return revision

@@ -1,7 +1,7 @@
 """Compacts a gallery in the background.
 
-`python -m index.gallery.maintenance ADDRESS` compacts the active bundle in a process of its own: it takes neither the
-interpreter lock nor the memory of the process that serves searches.
+The active bundle is compacted in a process of its own: it takes neither the interpreter lock nor the memory of the
+process that serves searches.
 """
 
 import logging
@@ -13,6 +13,8 @@ import threading
 from index.errors import LookalikeError
 from index.gallery.settings import GallerySettings
 from index.gallery.vectors.base import VectorIndex
+
+_COMMAND = "import sys; from index.gallery.maintenance import main; main(sys.argv[1])"
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class Maintainer:
 
     def _compact(self) -> int:
         # -P: the working folder may have a file with the name of one of our packages.
-        command = [sys.executable, "-P", "-m", "index.gallery.maintenance", self._address]
+        command = [sys.executable, "-P", "-c", _COMMAND, self._address]
         with self._lock:
             if self._closing.is_set():
                 return 0
@@ -77,12 +79,8 @@ def main(address: str) -> None:
     from index.gallery import open_gallery
 
     os.nice(10)
-    with open_gallery(address) as gallery:
-        gallery.compact(wait=False)
-
-
-if __name__ == "__main__":
     try:
-        main(sys.argv[1])
+        with open_gallery(address) as gallery:
+            gallery.compact(wait=False)
     except LookalikeError as error:
         sys.exit(str(error))

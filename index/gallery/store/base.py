@@ -183,7 +183,7 @@ class ItemStore(Protocol):
     def set_index(self, bundle: int, name: str | None, revision: int) -> None:
         """Records what a vector index has built, and prunes removals that no follower needs any more."""
 
-    def set_active(self, bundle: int) -> None:
+    def set_active(self, bundle: BundleRow) -> None:
         """Makes a bundle the active one, and the active one the previous."""
 
     def drop_bundle(self, bundle: BundleRow) -> None:

@@ -4,6 +4,7 @@ import sqlite3
 from pathlib import Path
 
 from index.errors import LookalikeError
+from index.gallery.errors import StoreError
 
 SCHEMA_VERSION = 3
 
@@ -58,6 +59,15 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def _check_is_new(path: Path) -> None:
+    """Refuses an empty file among the other files of a gallery: it was damaged, and is not a new store."""
+    others = sorted(other.name for other in path.parent.iterdir() if not other.name.startswith(path.name))
+    if others:
+        raise StoreError(
+            f"{path} is empty, but its folder holds {others[0]} of an earlier gallery.", "Restore it from a snapshot."
+        )
+
+
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
     """Creates the tables in a new file; refuses a file of another schema version."""
     if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
@@ -66,6 +76,7 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
+            _check_is_new(path)
             # `executescript` would commit the open transaction, so the statements are run one by one.
             lines = (line for line in _TABLES.splitlines() if not line.startswith("--"))
             for statement in "\n".join(lines).split(";"):

@@ -127,7 +127,7 @@ class SQLiteStore:
             for item, images in entries:
                 key = self._store_item(item, write.revision)
                 for image in images:
-                    self._store_image(key, image, self._bundle(bundle_id, image), write.revision)
+                    self._store_image(key, image, self._bundle(bundle_id, image, write.revision), write.revision)
             for item_id, image_ids in without.items():
                 self._remove_named(item_id, image_ids, write.revision)
         return write.revision
@@ -151,7 +151,7 @@ class SQLiteStore:
         key: int = found[0]
         return key
 
-    def _bundle(self, bundle_id: str, image: NewImage) -> int:
+    def _bundle(self, bundle_id: str, image: NewImage, revision: int) -> int:
         """Returns the bundle's key; the first bundle of a gallery becomes the active one."""
         row = self._db.execute("SELECT key, dimension FROM bundles WHERE id = ?", (bundle_id,)).fetchone()
         shape = np.shape(image.vector)
@@ -166,9 +166,10 @@ class SQLiteStore:
         if row:
             key: int = row[0]
             return key
-        key = self._count("INSERT INTO bundles (id, dimension) VALUES (?, ?) RETURNING key", bundle_id, shape[0])
-        self._db.execute("UPDATE active SET bundle = ? WHERE bundle IS NULL", (key,))
-        return key
+        # The key of a dropped bundle is never used again: followers would mix its vectors with those of the next.
+        self._db.execute("INSERT INTO bundles (key, id, dimension) VALUES (?, ?, ?)", (revision, bundle_id, shape[0]))
+        self._db.execute("UPDATE active SET bundle = ? WHERE bundle IS NULL", (revision,))
+        return revision
 
     def _store_image(self, item: int, image: NewImage, bundle: int, revision: int) -> None:
         if not _DIGEST.fullmatch(image.digest):
@@ -238,9 +239,12 @@ class SQLiteStore:
             if self._db.execute(query, (oldest, oldest)).rowcount:
                 self._db.execute("DELETE FROM removed WHERE revision <= ?", (oldest,))
 
-    def set_active(self, bundle: int) -> None:
+    def set_active(self, bundle: BundleRow) -> None:
         with self._transaction():
-            self._db.execute("UPDATE active SET previous = bundle, bundle = ? WHERE bundle IS NOT ?", (bundle, bundle))
+            if not self._count("SELECT count(*) FROM bundles WHERE key = ?", bundle.key):
+                raise LookalikeError(f"Bundle {bundle.id} was dropped meanwhile.", "Index with it again.")
+            query = "UPDATE active SET previous = bundle, bundle = ? WHERE bundle IS NOT ?"
+            self._db.execute(query, (bundle.key, bundle.key))
 
     def drop_bundle(self, bundle: BundleRow) -> None:
         with self._transaction():

@@ -16,6 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
+from pydantic import ValidationError
+
+from index._util.files import temporary_sibling
 from index._util.system import exclusive_lock, is_running
 from index.errors import LookalikeError
 from index.gallery.errors import JobMissing, JobRunning
@@ -38,8 +41,11 @@ class FileClaim:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: IO[str] = path.open("w")
+        temporary = temporary_sibling(path)
+        self._file: IO[str] = temporary.open("w")
         fcntl.flock(self._file, fcntl.LOCK_EX)
+        # Renamed once it is locked: a file without a lock means that the process was killed.
+        temporary.rename(path)
 
     def release(self) -> None:
         self._path.unlink(missing_ok=True)
@@ -169,4 +175,10 @@ class SQLiteJobs:
 
 
 def _record(job_id: int, text: str) -> JobRecord:
-    return JobRecord.model_validate_json(text).model_copy(update={"id": job_id})
+    """Parses a record; a damaged one counts as failed, because the history must not stop later jobs."""
+    try:
+        record = JobRecord.model_validate_json(text)
+    except ValidationError:
+        message = "Its record is damaged."
+        record = JobRecord(source="", bundle_id="", state="failed", started=0, updated=0, message=message)
+    return record.model_copy(update={"id": job_id})

@@ -4,9 +4,9 @@ import logging
 import threading
 from collections.abc import Callable
 
-from index.gallery.errors import IndexDamaged
+from index.gallery.errors import BundleMismatch, IndexDamaged
 from index.gallery.settings import GallerySettings
-from index.gallery.store.base import BundleRow, ItemStore
+from index.gallery.store.base import BundleRow, ItemStore, StoreReader
 from index.gallery.vectors.base import BuiltIndex, VectorIndex
 from index.gallery.vectors.view import View
 
@@ -65,11 +65,13 @@ class Follower:
             try:
                 return self._open(bundle)
             except IndexDamaged as error:
-                newer = self._store.watch.bundle(bundle.id) or bundle
+                newer = _current(self._store.watch, bundle)
                 if newer.index_name == bundle.index_name:
                     self._report_damage(bundle, error)
                 bundle = newer  # otherwise it was replaced in the meantime
         with self._store.reading() as reader:
+            current = _current(reader, bundle)
+            bundle = bundle if current.key == bundle.key else current
             return self._view_of(bundle, self._index.load(reader, bundle))
 
     def _open(self, bundle: BundleRow) -> View:
@@ -99,10 +101,12 @@ class Follower:
         try:
             view = self._open(bundle)
             with self._lock:
-                # If it is too old already, the next search finds a newer one to open.
-                self._view = self._catch_up(view) or self._view
+                if bundle.key == self._view.bundle.key:  # else it was dropped and indexed again
+                    # If it is too old already, the next search finds a newer one to open.
+                    self._view = self._catch_up(view) or self._view
         except IndexDamaged as error:
-            if (self._store.read.bundle(bundle.id) or bundle).index_name == bundle.index_name:
+            current = self._store.read.bundle(bundle.id)
+            if current and current.index_name == bundle.index_name:
                 self._report_damage(bundle, error)
         finally:
             self._opening = None
@@ -113,3 +117,11 @@ class Follower:
         opening = self._opening
         if opening:
             opening.join()
+
+
+def _current(reader: StoreReader, bundle: BundleRow) -> BundleRow:
+    """Returns the bundle as the store has it now; its search fails if it was dropped, instead of finding nothing."""
+    current, active = reader.bundle(bundle.id), reader.head().bundle
+    if current is None:
+        raise BundleMismatch(active.id if active else "", bundle.id)
+    return current

@@ -134,10 +134,12 @@ class MemoryStore:
         with self._transaction() as draft:
             draft.bundles[bundle] = draft.bundles[bundle]._replace(index_name=name, index_revision=revision)
 
-    def set_active(self, bundle: int) -> None:
+    def set_active(self, bundle: BundleRow) -> None:
         with self._transaction() as draft:
-            if draft.active != bundle:
-                draft.active, draft.previous = bundle, draft.active
+            if bundle.key not in draft.bundles:
+                raise LookalikeError(f"Bundle {bundle.id} was dropped meanwhile.", "Index with it again.")
+            if draft.active != bundle.key:
+                draft.active, draft.previous = bundle.key, draft.active
 
     def drop_bundle(self, bundle: BundleRow) -> None:
         with self._transaction() as draft:

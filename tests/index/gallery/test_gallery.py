@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from index.errors import LookalikeError
-from index.gallery import Gallery
+from index.gallery import BuildReport, Gallery
 from index.gallery.errors import BundleMismatch, VersionConflict
 from index.gallery.filters import Filter
-from index.gallery.types import Item, NewImage
+from index.gallery.types import Item, NewImage, Progress
 
 from .conftest import OpenEngine
 from .reference import BUNDLE, MUG, OTHER_BUNDLE, SHOE, TRIO, Shop, Vector, photo, search_ids, unit
@@ -258,6 +258,57 @@ def test_a_bundle_without_vectors_cannot_be_activated(trio: Gallery) -> None:
     with pytest.raises(LookalikeError, match=r"no vectors of bundle c.*lookalike reindex"):
         trio.activate(OTHER_BUNDLE)
     assert trio.stats().bundle_id == BUNDLE
+
+
+def test_a_bundle_that_is_dropped_while_it_is_activated_does_not_become_active(
+    trio: Gallery, open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, prepare = open_engine(), trio.prepare
+    trio.upsert([(MUG, [photo("front", unit(0, 1), 1)])], OTHER_BUNDLE)
+
+    def drop_afterwards(bundle_id: str, *, on_progress: Progress) -> BuildReport:
+        report = prepare(bundle_id, on_progress=on_progress)
+        other.drop_bundle(bundle_id)
+        other.upsert([(MUG, [photo("front", unit(1, 1), 1)])], "d" * 16)
+        return report
+
+    monkeypatch.setattr(trio, "prepare", drop_afterwards)
+    with pytest.raises(LookalikeError, match=r"Bundle c+ was dropped meanwhile"):
+        trio.activate(OTHER_BUNDLE)
+    assert trio.active_bundle() == BUNDLE
+
+
+def test_a_bundle_that_was_dropped_and_indexed_again_has_only_its_new_vectors(
+    trio: Gallery, open_engine: OpenEngine
+) -> None:
+    reader = open_engine()
+    both = [(MUG, [photo("front", unit(0, 1), 1)]), (SHOE, [photo("left", unit(1, 0), 2)])]
+
+    def found(*, rehearsal: bool) -> list[str]:
+        hits = reader.search(unit(0, 1)[None], bundle_id=OTHER_BUNDLE, rehearsal=rehearsal).hits[0]
+        return [hit.item.id for hit in hits]
+
+    trio.upsert(both, OTHER_BUNDLE)
+    assert found(rehearsal=True) == ["mug", "shoe"]
+    trio.activate(OTHER_BUNDLE)
+    assert found(rehearsal=False) == ["mug", "shoe"]
+    trio.activate(BUNDLE)
+    trio.drop_bundle(OTHER_BUNDLE)
+    trio.upsert(both[:1], OTHER_BUNDLE)
+    assert found(rehearsal=True) == ["mug"]
+    trio.activate(OTHER_BUNDLE)
+    assert found(rehearsal=False) == ["mug"]
+
+
+def test_a_rehearsal_of_a_dropped_bundle_never_compares_vectors_of_the_next(
+    trio: Gallery, open_engine: OpenEngine
+) -> None:
+    reader = open_engine()
+    trio.upsert([(MUG, [photo("front", unit(0, 1), 1)])], OTHER_BUNDLE)
+    reader.search(unit(0, 1)[None], bundle_id=OTHER_BUNDLE, rehearsal=True)
+    trio.drop_bundle(OTHER_BUNDLE)
+    trio.upsert([(MUG, [photo("front", unit(1, 0), 1)])], "d" * 16)
+    assert reader.search(unit(0, 1)[None], bundle_id=OTHER_BUNDLE, rehearsal=True).hits[0][0].score == 1
 
 
 def test_a_changed_photo_drops_the_vectors_of_every_bundle(trio: Gallery) -> None:

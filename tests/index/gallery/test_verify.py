@@ -208,6 +208,29 @@ def test_the_generation_of_the_previous_bundle_is_checked(gallery: Path) -> None
     assert old.name in fault.problem and "activated" in fault.remedy
 
 
+@pytest.mark.parametrize("damage", ["lost", "damaged"])
+def test_activation_rebuilds_a_bad_generation_although_nothing_was_written_since(tmp_path: Path, damage: str) -> None:
+    opened = open_gallery(tmp_path / "gallery", create=True)
+    opened.upsert([entry(number) for number in range(3)], BUNDLE)
+    opened.upsert([entry(number) for number in range(3)], "c" * 16)
+    prepared = tmp_path / "gallery" / "generations" / opened.prepare("c" * 16).name
+    if damage == "lost":
+        shutil.rmtree(prepared)
+    else:
+        flip(prepared / "index.faiss", -3)
+    opened.activate("c" * 16)
+    assert opened.verify() == []
+    opened.close()
+
+
+def test_an_emptied_store_is_a_fault_and_never_becomes_a_new_gallery(gallery: Path) -> None:
+    (gallery / "catalogue.sqlite").write_bytes(b"")
+    for _ in range(2):
+        fault = single(verify(gallery))
+        assert "is empty" in fault.problem and "restore" in fault.remedy
+    assert list((gallery / "generations").iterdir())
+
+
 def test_a_damaged_copy_of_a_bundle_is_reported(tmp_path: Path) -> None:
     bundle = Bundle.load(make_tiny_bundle(tmp_path / "bundle"))
     gallery = make_tiny_gallery(tmp_path / "gallery", bundle.directory)

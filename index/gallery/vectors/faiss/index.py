@@ -66,7 +66,7 @@ class FaissIndex:
                     f"The next generation of {self._directory} could not be written: {error}.",
                     "Free space on its disk and compact again; searches continue, and nothing is lost.",
                 ) from error
-            if name is None:
+            if name is None or not (self._root / name).exists():  # the bundle was dropped meanwhile
                 return None
             return _report(read_manifest(self._root / name), is_new=name != bundle.index_name)
 
@@ -146,4 +146,9 @@ def _report(manifest: Manifest, *, is_new: bool) -> BuildReport:
 
 
 def _size(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.iterdir())
+    try:
+        return sum(path.stat().st_size for path in directory.iterdir())
+    except FileNotFoundError as error:  # a compaction may remove the files at any time
+        raise IndexDamaged(
+            f"The generation {directory} was removed: {error}.", "Rebuild it: lookalike gallery compact."
+        ) from None

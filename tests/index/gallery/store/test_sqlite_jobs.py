@@ -1,5 +1,6 @@
 """The job history in SQLite: seen and cancelled by other processes, and interrupted by a kill."""
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -144,3 +146,30 @@ def test_processes_may_create_the_history_concurrently(tmp_path: Path) -> None:
         assert [process.exitcode for process in processes] == [0] * 4
         with closing(SQLiteJobs(directory)) as jobs:
             assert sorted(record.id for record in jobs.newest()) == [1, 2, 3, 4]
+
+
+def test_a_job_is_never_seen_as_interrupted_while_it_is_claimed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = fcntl.flock
+    with closing(SQLiteJobs(tmp_path)) as jobs, closing(SQLiteJobs(tmp_path)) as others:
+        job, states = jobs.begin("shop.csv", "b" * 16), []
+
+        def observe(file: IO[str], operation: int) -> None:
+            if operation == fcntl.LOCK_EX:
+                states.append(others.get(job.record.id).state)
+            lock(file, operation)
+
+        others.newest()
+        monkeypatch.setattr(fcntl, "flock", observe)
+        job.hold()
+        assert states == ["running"]
+        assert others.get(job.record.id).state == "running"
+
+
+def test_a_damaged_record_stops_neither_the_list_nor_the_next_job(tmp_path: Path) -> None:
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        jobs.begin("shop.csv", "b" * 16)
+        edit_jobs(tmp_path, "UPDATE jobs SET record = '{'")
+        assert jobs.begin("shop.csv", "b" * 16, exclusive=True).record.id == 2
+        assert [(record.id, record.state) for record in jobs.newest()] == [(2, "running"), (1, "failed")]

@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 
 from index.gallery import Gallery, open_gallery
-from index.gallery.errors import IndexDamaged
+from index.gallery.errors import BundleMismatch, IndexDamaged
 from index.gallery.settings import GallerySettings
+from index.gallery.store.base import BundleRow
 from index.gallery.types import Item
+from index.gallery.vectors.faiss.index import FaissIndex
+from index.gallery.vectors.faiss.masked import MaskedGeneration
 from index.gallery.vectors.follower import Follower
 from tests.index.gallery.memory import MemoryBuiltIndex, MemoryData, MemoryIndex, MemoryStore
 from tests.index.gallery.reference import (
     BUNDLE,
+    OTHER_BUNDLE,
     TRIO,
     ReferenceGallery,
     index_stats,
@@ -147,10 +151,32 @@ def test_a_reader_of_a_bundle_that_was_dropped_and_indexed_again_reads_the_new_v
     assert reader.search(direction["b"][None], bundle_id="b").hits[0][0].score == 1
     writer.activate("a")
     writer.drop_bundle("b")
-    index("c")  # gets the key that b had in the store
+    index("c")
     index("b")
     writer.activate("b")
     assert reader.search(direction["b"][None], bundle_id="b").hits[0][0].score == 1
+    reader.close()
+    writer.close()
+
+
+def test_a_search_of_a_bundle_that_was_dropped_when_its_index_is_opened_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = open_gallery(tmp_path / "gallery", create=True)
+    writer.upsert(TRIO, BUNDLE)
+    writer.activate(BUNDLE)
+    reader, open_index = open_gallery(tmp_path / "gallery"), FaissIndex.open
+
+    def drop_before(index: FaissIndex, bundle: BundleRow) -> MaskedGeneration:
+        if bundle.id == BUNDLE and writer.active_bundle() == BUNDLE:
+            writer.upsert(TRIO, OTHER_BUNDLE)
+            writer.activate(OTHER_BUNDLE)
+            writer.drop_bundle(BUNDLE)
+        return open_index(index, bundle)
+
+    monkeypatch.setattr(FaissIndex, "open", drop_before)
+    with pytest.raises(BundleMismatch):
+        reader.search(unit(1, 0, 0)[None], bundle_id=BUNDLE)
     reader.close()
     writer.close()
 

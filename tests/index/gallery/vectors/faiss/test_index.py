@@ -1,6 +1,7 @@
 """The FAISS index of a gallery: builds, locks, cleans up, and refuses a generation that is not the expected one."""
 
 import fcntl
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from index.gallery.errors import IndexBuildError, IndexDamaged
 from index.gallery.store.base import BundleRow
 from index.gallery.store.sqlite import SQLiteStore
+from index.gallery.vectors.faiss.generation import Generation, Manifest, open_generation
 from index.gallery.vectors.faiss.index import GENERATION_FILES, GENERATIONS, FaissIndex
+from index.gallery.vectors.faiss.settings import FaissSettings
 from tests.index.gallery.reference import BUNDLE, TRIO
 
 
@@ -106,3 +109,37 @@ def test_the_files_of_an_index_are_listed_for_a_snapshot(store: SQLiteStore, ind
     files = index.files(get_bundle(store))
     assert set(files) == {f"{GENERATIONS}/{report.name}/{name}" for name in GENERATION_FILES}
     assert all(path == tmp_path / name and path.is_file() for name, path in files.items())
+
+
+def test_a_generation_that_is_removed_while_it_is_opened_counts_as_damaged(
+    store: SQLiteStore, index: FaissIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index.build(BUNDLE)
+
+    def open_and_remove(directory: Path, settings: FaissSettings) -> tuple[Generation, Manifest]:
+        opened = open_generation(directory, settings)
+        shutil.rmtree(directory)
+        return opened
+
+    monkeypatch.setattr("index.gallery.vectors.faiss.index.open_generation", open_and_remove)
+    with pytest.raises(IndexDamaged, match="was removed"):
+        index.open(get_bundle(store))
+
+
+def test_a_bundle_that_is_dropped_during_its_build_has_no_index(
+    store: SQLiteStore, index: FaissIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_index = store.set_index
+    store.upsert(TRIO, "c" * 16)
+    dropped = store.read.bundle("c" * 16)
+    assert dropped
+
+    def drop_before(bundle: int, name: str | None, revision: int) -> None:
+        store.drop_bundle(dropped)
+        store.upsert(TRIO, "d" * 16)
+        set_index(bundle, name, revision)
+
+    monkeypatch.setattr(store, "set_index", drop_before)
+    assert index.build("c" * 16) is None
+    newer = store.read.bundle("d" * 16)
+    assert newer and newer.index_name is None
