@@ -306,7 +306,7 @@ class Benchmark:
                 pending = gallery.stats().index.pending
                 before = latencies(ours, cases, seconds=self._effort.quiet_seconds)
                 with subprocess.Popen(
-                    [sys.executable, "-m", "index.gallery.maintenance", copy], text=True
+                    [sys.executable, "-m", "lookalike", "gallery", "compact", copy], text=True
                 ) as compactor:
                     compacting = latencies(ours, cases, compactor)
                 # A large generation is verified in the background before searches use it.
