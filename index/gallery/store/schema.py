@@ -4,6 +4,7 @@ import sqlite3
 from pathlib import Path
 
 from index.errors import LookalikeError
+from index.gallery.errors import StorageFull, StoreBusy, StoreError, StoreReadOnly
 
 SCHEMA_VERSION = 3
 
@@ -46,6 +47,19 @@ CREATE TABLE thumbnails (digest TEXT PRIMARY KEY, jpeg BLOB NOT NULL);
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 INSERT INTO counters VALUES ('revision', 0), ('forgotten', 0);
 """
+
+
+def store_error(path: Path, error: sqlite3.Error) -> StoreError:
+    """Returns the error of a failed write; SQLite has rolled it back."""
+    problem = f"Nothing was written to {path.name}: {error}."
+    name = getattr(error, "sqlite_errorname", "")
+    if name in ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE"):
+        return StorageFull(problem, "Free space on its disk, and write again.")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StoreBusy(problem, "Wait until the other writer has ended, and write again.")
+    if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_CANTOPEN")):
+        return StoreReadOnly(problem, "Make its folder writable, and write again.")
+    return StoreError(problem, "Check its disk, then run `lookalike gallery verify`.")
 
 
 def connect(path: Path) -> sqlite3.Connection:
