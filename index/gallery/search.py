@@ -98,11 +98,12 @@ def _search_segments(
 
 def _collect(segment: Segment, scores: NDArray[np.float32], positions: NDArray[np.int64], fetch: int) -> _SegmentResult:
     """Returns each image once, with its best score over the rows of a search."""
-    complete = positions[:, -1] >= 0
-    end = float(scores[complete, -1].max()) if fetch < segment.count and complete.any() else None
-    if len(scores) == 1 and complete[0]:
-        return _SegmentResult(segment, scores[0], positions[0], end)
+    is_partial = fetch < segment.count
+    if len(scores) == 1 and positions[0, -1] >= 0:  # the common case, without array operations
+        return _SegmentResult(segment, scores[0], positions[0], scores[0, -1] if is_partial else None)
     found = positions >= 0
+    ends = scores[found[:, -1], -1]
+    end = float(ends.max()) if is_partial and len(ends) else None
     return _SegmentResult(segment, *_best_scores(scores[found], positions[found]), end)
 
 
