@@ -114,6 +114,13 @@ NOT_READY = ProblemType(
     "The gallery was indexed with another bundle than the service embeds with.",
     "Try again when the operator has served the bundle that indexed the gallery.",
 )
+ANSWER_TOO_LARGE = ProblemType(
+    "answer-too-large",
+    422,
+    "Answer too large",
+    "The answer would have more than 8,388,608 bytes.",
+    "Ask for fewer items, and for more by cursor, or leave out attributes and vectors.",
+)
 STORAGE_FULL = ProblemType(
     "storage-full",
     507,
