@@ -20,6 +20,9 @@
         SearchError
         SnapshotError
         StoreError
+          StorageFull
+          StoreBusy
+          StoreReadOnly
         VersionConflict
       service
         FetchError

@@ -13,7 +13,16 @@ from starlette.exceptions import HTTPException
 from index.embedding.bundle import BundleError
 from index.embedding.images import ImageError
 from index.errors import LookalikeError
-from index.gallery.errors import BundleMismatch, ItemMissing, JobMissing, SearchError, VersionConflict
+from index.gallery.errors import (
+    BundleMismatch,
+    ItemMissing,
+    JobMissing,
+    SearchError,
+    StorageFull,
+    StoreBusy,
+    StoreReadOnly,
+    VersionConflict,
+)
 from index.gallery.filters import FilterError
 from service.admission import Overloaded
 from service.inference import NotReady
@@ -104,6 +113,27 @@ NOT_READY = ProblemType(
     "Service not ready",
     "The gallery was indexed with another bundle than the service embeds with.",
     "Try again when the operator has served the bundle that indexed the gallery.",
+)
+ANSWER_TOO_LARGE = ProblemType(
+    "answer-too-large",
+    422,
+    "Answer too large",
+    "The answer would have more than 8,388,608 bytes.",
+    "Ask for fewer items, and for more by cursor, or leave out attributes and vectors.",
+)
+STORAGE_FULL = ProblemType(
+    "storage-full",
+    507,
+    "Storage full",
+    "Nothing was written to catalogue.sqlite: database or disk is full.",
+    "Ask the operator to free space, and send the request again.",
+)
+READ_ONLY = ProblemType(
+    "store-read-only",
+    503,
+    "Gallery is read-only",
+    "Nothing was written to catalogue.sqlite: attempt to write a readonly database.",
+    "Ask the operator to make the gallery's folder writable, and send the request again.",
 )
 OVERLOADED = ProblemType(
     "overloaded",
@@ -231,6 +261,9 @@ _BY_KIND = {
     VersionConflict.kind: CONFLICT,
     JobMissing.kind: JOB_MISSING,
     BundleError.kind: BUNDLE_INVALID,
+    StorageFull.kind: STORAGE_FULL,
+    StoreBusy.kind: OVERLOADED,
+    StoreReadOnly.kind: READ_ONLY,
 }
 _FORM_REMEDIES = {
     "Too many files": "Send fewer files.",
@@ -328,6 +361,8 @@ def _handle_lookalike_error(request: Request, error: Exception) -> JSONResponse:
     if type is None:
         raise error  # an error of the service, not of the request: RequestContext answers it
     headers = {}
+    if isinstance(error, StoreBusy):
+        headers["Retry-After"] = "1"
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(ceil(error.retry_after))
         if error.close:

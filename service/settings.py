@@ -107,6 +107,12 @@ class Settings(BaseSettings):
     head_seconds: float = Field(default=15, gt=0, description="time for the head of a request to arrive")
     chunk_seconds: float = Field(default=15, gt=0, description="time between two pieces of a request body")
     body_seconds: float = Field(default=60, gt=0, description="time for a request body to arrive")
+    write_seconds: float = Field(
+        default=15,
+        gt=0,
+        description="a client that reads less than 10 kB per second of a response for so long is cut off",
+    )
+    max_answer_bytes: int = Field(default=8 << 20, gt=0, description="approximate size of the largest response")
     bundle_poll_seconds: float = Field(default=2, gt=0, description="interval of looking for a newly activated bundle")
     bundle_retry_seconds: float = Field(
         default=10, gt=0, description="delay before a bundle that failed to load is tried again"

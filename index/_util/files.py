@@ -62,6 +62,14 @@ def atomic_directory(path: Path) -> Iterator[Path]:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def create_directory(path: Path) -> None:
+    """Creates a folder and its parents, each fsynced into its parent, so that a power cut does not lose them."""
+    if not path.is_dir():
+        create_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        fsync_directory(path.parent)
+
+
 def fsync_directory(directory: Path) -> None:
     """Makes renames in a directory survive a power cut."""
     descriptor = os.open(directory, os.O_RDONLY)

@@ -2,9 +2,12 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from index.errors import LookalikeError
 
 
 def usable_cores(root: Path = Path("/")) -> int:
@@ -46,14 +49,36 @@ def _text(path: Path) -> str:
 
 
 @contextmanager
-def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Holds an exclusive lock on a folder; other processes wait. The lock ends with its process."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def exclusive_lock(path: Path, timeout: float = 60.0) -> Iterator[None]:
+    """Holds the exclusive lock of a folder or a file, which is created; other processes wait up to `timeout` seconds.
+
+    The lock ends with its process.
+    """
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        end = time.monotonic() + timeout
+        while not try_lock(descriptor, path):
+            if time.monotonic() > end:
+                raise LookalikeError(
+                    f"{path} has been locked by another process for {timeout:.0f} s.", "Wait until it ends, or stop it."
+                )
+            time.sleep(0.02)
         yield
     finally:
         os.close(descriptor)
+
+
+def try_lock(descriptor: int, path: Path) -> bool:
+    """Locks an open file until it is closed; returns false if another process holds the lock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise LookalikeError(
+            f"{path} cannot be locked: {error.strerror}.", "Use a local disk: network file systems have no locks."
+        ) from None
+    return True
 
 
 def is_running(process: int) -> bool:

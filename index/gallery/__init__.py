@@ -10,6 +10,7 @@ from index.gallery.gallery import Gallery
 from index.gallery.jobs import Job, JobHistory
 from index.gallery.settings import GallerySettings
 from index.gallery.store.sqlite import STORE_FILE, SQLiteStore
+from index.gallery.store.sqlite_jobs import LOCK_FILE
 from index.gallery.types import (
     BuildReport,
     Facet,
@@ -79,9 +80,9 @@ def check_gallery(address: str | Path, *, create: bool = False) -> None:
     directory = Path(address)
     if (directory / STORE_FILE).is_file():
         return
-    # The store's file may appear just now, when another process creates the same gallery.
+    # These files may appear just now, when another process creates the same gallery.
     if directory.exists() and not (
-        directory.is_dir() and all(path.name.startswith(STORE_FILE) for path in directory.iterdir())
+        directory.is_dir() and all(path.name.startswith((STORE_FILE, LOCK_FILE)) for path in directory.iterdir())
     ):
         raise LookalikeError(f"{directory} is not a gallery.", "Name an empty or a new folder, or a gallery.")
     if not create:

@@ -9,6 +9,24 @@ class StoreError(LookalikeError):
     kind = "store"
 
 
+class StorageFull(StoreError):
+    """The disk has no space for a write; nothing of it was kept."""
+
+    kind = "storage-full"
+
+
+class StoreBusy(StoreError):
+    """Another process has held the store's write lock for too long; nothing was written."""
+
+    kind = "store-busy"
+
+
+class StoreReadOnly(StoreError):
+    """The store's file system, or the file itself, does not allow writes."""
+
+    kind = "store-read-only"
+
+
 class VersionConflict(LookalikeError):
     """An item was changed since the writer read it."""
 

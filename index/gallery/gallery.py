@@ -70,6 +70,7 @@ class Gallery:
         self._active: str | None = None
         self._followers: dict[str, Follower] = {}
         self._rehearsals: dict[str, Follower] = {}
+        self._opening: dict[str, threading.Lock] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -388,16 +389,22 @@ class Gallery:
             head = self._store.watch.head()
             self._active = head.bundle.id if head.bundle else None
             kept = {self._active, head.previous.id if head.previous else None}
-            self._followers = {name: follower for name, follower in self._followers.items() if name in kept}
+            for name in self._followers.keys() - kept:
+                del self._followers[name]
             self._news = news
 
     def _follow(self, followers: dict[str, Follower], bundle_id: str) -> Follower:
         with self._lock:
-            if bundle_id not in followers:
+            opening = self._opening.setdefault(bundle_id, threading.Lock())
+        with opening:  # not the gallery's lock: searches of another bundle must not wait until this one is opened
+            follower = followers.get(bundle_id)
+            if follower is None:
                 on_damage = self._maintainer.request if self._maintainer else lambda: None
                 bundle = self._known_bundle(bundle_id)
-                followers[bundle_id] = Follower(self._store, self._index, bundle, self._settings, on_damage)
-            return followers[bundle_id]
+                follower = Follower(self._store, self._index, bundle, self._settings, on_damage)
+                with self._lock:
+                    followers[bundle_id] = follower
+            return follower
 
 
 def _no_vectors(bundle_id: str, remedy: str) -> LookalikeError:

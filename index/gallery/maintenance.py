@@ -44,7 +44,7 @@ class Maintainer:
                 return
             try:
                 code = 0 if self._index.is_building() else self._compact()
-            except OSError as error:  # no space, read-only, no more processes
+            except (OSError, LookalikeError) as error:  # no space, read-only, no locks, no more processes
                 log.error("a compaction of %s could not be started: %s", self._address, error)
                 code = 1
             self._closing.wait(self._settings.retry_seconds if code else self._settings.rest_seconds)

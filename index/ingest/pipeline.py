@@ -1,6 +1,7 @@
 """Re-indexing: writes a source into a gallery, embeds only what is new, and activates a new bundle without a gap."""
 
 import csv
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -25,6 +26,8 @@ from index.ingest.ray_workers import RayWorkers
 from index.ingest.sources import Source, SourceImage
 from index.ingest.workers import LocalWorkers, Workers
 from index.jobs import JobRecord
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[JobRecord], None]
 """Progress callback of a job: receives its record whenever it has changed."""
@@ -116,15 +119,22 @@ class _Run:
         try:
             self._run_stages()
         except (Cancelled, KeyboardInterrupt):
-            self.report(state="cancelled", message=str(Cancelled()))
+            self._report_end("cancelled", str(Cancelled()))
             raise
         except LookalikeError as error:
-            self.report(state="failed", message=str(error))
+            self._report_end("failed", str(error))
             raise
         except BaseException as error:
-            self.report(state="failed", message=f"{type(error).__name__}: {error}")
+            self._report_end("failed", f"{type(error).__name__}: {error}")
             raise
         return self.job.record
+
+    def _report_end(self, state: str, message: str) -> None:
+        """Records the end; the reason of the failure, such as a full disk, may also prevent that."""
+        try:
+            self.report(state=state, message=message)
+        except LookalikeError as error:
+            log.error("the end of job %s could not be recorded: %s", self.job.record.id, error)
 
     def _run_stages(self) -> None:
         self.enter("checking")
@@ -323,6 +333,7 @@ class _RejectsFile:
             path.open("a").close()
             # A device is kept, and so is a link, which may be /dev/stdout.
             if path.is_file() and not path.is_symlink():
+                _check_rejects(path)
                 path.unlink()
         except OSError as error:
             raise ReindexError(
@@ -333,5 +344,18 @@ class _RejectsFile:
         """Appends rejects; the header is written before the first."""
         if rejects:
             with self.path.open("a", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows([*self._header, *rejects])
+                csv.writer(file).writerows([*self._header, *(map(_escape_formula, reject) for reject in rejects)])
             self._header = []
+
+
+def _check_rejects(path: Path) -> None:
+    """Refuses to replace a file that is not the rejects of an earlier run, such as the catalogue."""
+    with path.open("rb") as file:
+        first = file.readline(1000).strip()
+    if first and first != ",".join(Reject._fields).encode():
+        raise ReindexError(f"{path} exists and is not a file of rejects.", "Name another file with --rejects.")
+
+
+def _escape_formula(cell: str) -> str:
+    """Quotes a cell that a spreadsheet would run as a formula."""
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell

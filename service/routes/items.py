@@ -38,6 +38,7 @@ from service.requests import (
     read_photo,
 )
 from service.schemas.items import Facet, FacetsAnswer, ImageAnswer, ItemAnswer, ItemsAnswer
+from service.search_pipeline import item_bytes
 from service.state import ServiceState, StateDep
 
 
@@ -83,9 +84,16 @@ async def list_items(
 
 def _list_page(state: ServiceState, wanted: Filter, after: str, count: int, media: str) -> ItemsAnswer:
     page = state.gallery.scan(filter=wanted, after=after, count=count)
-    stored = [state.gallery.stored(item.id) for item in page.items]
-    # An item that was deleted since it was listed is left out.
-    return ItemsAnswer(items=[_item_answer(one, media) for one in stored if one], cursor=page.after)
+    items, size, cursor = [], 0, page.after
+    for number, item in enumerate(page.items, 1):
+        stored = state.gallery.stored(item.id)
+        if stored:  # an item that was deleted since it was listed is left out
+            items.append(_item_answer(stored, media))
+            size += item_bytes(item.title, item.url, item.attributes) + 300 * len(stored.images)
+        if size > state.settings.max_answer_bytes and number < len(page.items):
+            cursor = item.id  # a shorter page
+            break
+    return ItemsAnswer(items=items, cursor=cursor)
 
 
 @router.get(

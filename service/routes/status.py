@@ -1,12 +1,12 @@
 """Reports the state of the service: for the web page, for operators and for probes."""
 
 import logging
-import sqlite3
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from index.embedding.bundle import BundleCard
+from index.errors import LookalikeError
 from index.gallery import Gallery, GalleryStats
 from index.jobs import JobRecord
 from service.auth.dependencies import MaySearch
@@ -103,6 +103,6 @@ def _newest_jobs(gallery: Gallery) -> list[JobRecord]:
     """Returns no jobs when the history cannot be read: a full disk must not hide all other metrics."""
     try:
         return gallery.jobs.newest(_MAX_JOBS)
-    except sqlite3.Error as error:
+    except LookalikeError as error:
         log.warning("the history of jobs cannot be read: %s", error)
         return []

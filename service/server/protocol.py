@@ -18,6 +18,8 @@ from service.settings import Settings
 
 BACKLOG = 64
 """Connections that are accepted at once; those that exceed the limit are closed only afterwards."""
+_MIN_READ_RATE = 10_000
+"""Bytes per second that a client must read of a response that does not fit into the socket's buffer."""
 _OTHER_FILES = 64 + BACKLOG
 """Open files of a process that are reserved for the gallery, jobs and fetched photos."""
 
@@ -28,12 +30,14 @@ class ConnectionLimits(NamedTuple):
     max_connections: int
     head_seconds: float
     """Time to send the head of a request; the limits of bodies begin after it."""
+    write_seconds: float = 15.0
+    """Interval in which a client that receives a large response must read some of it."""
     close_seconds: float = 0.5
     """Time that idle connections get after the port has closed: their next request may be on its way."""
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "ConnectionLimits":
-        return cls(settings.max_connections or max_connections(), settings.head_seconds)
+        return cls(settings.max_connections or max_connections(), settings.head_seconds, settings.write_seconds)
 
 
 def max_connections() -> int:
@@ -54,6 +58,7 @@ class Connection(H11Protocol):
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -68,8 +73,33 @@ class Connection(H11Protocol):
         elif not self._timer:  # a part of the next head
             self._start_timer()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel_write_timer()
+
+    def _watch_reader(self, size: int) -> None:
+        """Looks again later whether the client has read enough of the response: until then it occupies memory."""
+        self._write_timer = self.loop.call_later(self._limits.write_seconds, self._check_reader, size)
+
+    def _check_reader(self, before: int) -> None:
+        size = self.transport.get_write_buffer_size()
+        if before - size < _MIN_READ_RATE * self._limits.write_seconds:
+            self.transport.abort()
+        else:
+            self._watch_reader(size)
+
+    def _cancel_write_timer(self) -> None:
+        if self._write_timer:
+            self._write_timer.cancel()
+            self._write_timer = None
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_timer()
+        self._cancel_write_timer()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:

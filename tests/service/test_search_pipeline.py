@@ -105,3 +105,24 @@ def test_photos_of_slow_hosts_keep_no_other_search_from_working(
         }
         statuses = [one.result().status_code for one in slow]
         assert statuses.count(200) >= 2 and set(statuses) == {200, 503}
+
+
+def test_an_answer_that_would_be_too_large_is_refused(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"max_answer_bytes": 2000})) as client:
+        few = client.post("/v1/search?top=2&include=attributes", files={"image": PHOTO})
+        assert few.status_code == 200 and len(few.json()["items"]) == 2
+        found = problem(client.post("/v1/search?top=8", files={"image": PHOTO}), 422, "answer-too-large")
+        assert "2,000 bytes" in found["detail"] and "fewer items" in found["remedy"]
+        problem(client.post("/v1/search?top=3&include=vectors", files={"image": PHOTO}), 422, "answer-too-large")
+        searches = [{"item_id": "ball-blue", "top": 2} for _ in range(4)]
+        problem(client.post("/v1/search/batch", json={"searches": searches}), 422, "answer-too-large")
+
+
+def test_a_page_of_large_items_is_shorter_and_continues(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"max_answer_bytes": 2000})) as client:
+        ids, pages, cursor = [], 0, ""
+        while cursor is not None:
+            page = client.get("/v1/items", params={"count": 1000, "cursor": cursor}).json()
+            ids += [item["id"] for item in page["items"]]
+            cursor, pages = page["cursor"], pages + 1
+        assert pages > 1 and len(ids) == 8 and ids == sorted(set(ids))

@@ -4,7 +4,7 @@ import sqlite3
 from pathlib import Path
 
 from index.errors import LookalikeError
-from index.gallery.errors import StoreError
+from index.gallery.errors import StorageFull, StoreBusy, StoreError, StoreReadOnly
 
 SCHEMA_VERSION = 3
 
@@ -49,6 +49,19 @@ INSERT INTO counters VALUES ('revision', 0), ('forgotten', 0);
 """
 
 
+def store_error(path: Path, error: sqlite3.Error) -> StoreError:
+    """Returns the error of a failed write; SQLite has rolled it back."""
+    problem = f"Nothing was written to {path.name}: {error}."
+    name = getattr(error, "sqlite_errorname", "")
+    if name in ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE"):
+        return StorageFull(problem, "Free space on its disk, and write again.")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StoreBusy(problem, "Wait until the other writer has ended, and write again.")
+    if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_CANTOPEN")):
+        return StoreReadOnly(problem, "Make its folder writable, and write again.")
+    return StoreError(problem, "Check its disk, then run `lookalike gallery verify`.")
+
+
 def connect(path: Path) -> sqlite3.Connection:
     """Opens a connection that any thread may use, one at a time; the caller begins transactions."""
     connection = sqlite3.connect(path, timeout=30, check_same_thread=False, isolation_level=None)
@@ -59,15 +72,6 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _check_is_new(path: Path) -> None:
-    """Refuses an empty file among the other files of a gallery: it was damaged, and is not a new store."""
-    others = sorted(other.name for other in path.parent.iterdir() if not other.name.startswith(path.name))
-    if others:
-        raise StoreError(
-            f"{path} is empty, but its folder holds {others[0]} of an earlier gallery.", "Restore it from a snapshot."
-        )
-
-
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
     """Creates the tables in a new file; refuses a file of another schema version."""
     if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
@@ -76,7 +80,6 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
-            _check_is_new(path)
             # `executescript` would commit the open transaction, so the statements are run one by one.
             lines = (line for line in _TABLES.splitlines() if not line.startswith("--"))
             for statement in "\n".join(lines).split(";"):

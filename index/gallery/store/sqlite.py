@@ -9,19 +9,20 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 
+from index._util.files import create_directory
 from index._util.system import exclusive_lock
 from index.embedding.bundle import CARD_FILE, MODEL_FILE, README_FILE, Bundle
 from index.errors import LookalikeError
 from index.gallery.errors import StoreError, VersionConflict
 from index.gallery.store.base import BundleRow
-from index.gallery.store.schema import connect, prepare
-from index.gallery.store.sqlite_jobs import SQLiteJobs
+from index.gallery.store.schema import connect, prepare, store_error
+from index.gallery.store.sqlite_jobs import JOBS_FILE, LOCK_FILE, SQLiteJobs
 from index.gallery.store.sqlite_reader import SQLiteReader
 from index.gallery.types import Item, NewImage
 
@@ -40,12 +41,14 @@ class SQLiteStore:
     """
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        create_directory(directory)
         self._directory = directory
         self.path = path = directory / STORE_FILE
         self.jobs = SQLiteJobs(directory)
         self._lock = threading.RLock()
-        with exclusive_lock(directory):  # two processes that create the file would disturb each other
+        # Two processes that create the file would disturb each other; one that exists needs no lock.
+        with nullcontext() if _has_content(path) else exclusive_lock(directory / LOCK_FILE):
+            self._check_not_emptied()
             is_new = not path.exists()
             try:
                 self._db = connect(path)
@@ -59,6 +62,15 @@ class SQLiteStore:
                 if isinstance(error, sqlite3.OperationalError):  # the file itself may be intact
                     remedy = "Check the permissions of its folder and the free space; if it is locked, wait and retry."
                 raise StoreError(f"{path} cannot be opened: {error}.", remedy) from None
+
+    def _check_not_emptied(self) -> None:
+        """Refuses a store without content in a gallery that had some: it would become an empty gallery."""
+        others = [name for name in (BUNDLES, "generations", JOBS_FILE) if (self._directory / name).exists()]
+        if others and not _has_content(self.path):
+            raise StoreError(
+                f"{self.path} is missing or empty, but {self._directory} has {' and '.join(others)}.",
+                "Restore a snapshot: lookalike gallery restore; or re-index into a new folder.",
+            )
 
     def close(self) -> None:
         self.watch.close()
@@ -91,10 +103,7 @@ class SQLiteStore:
                         self._db.execute("ROLLBACK")
                     raise
         except sqlite3.OperationalError as error:
-            raise StoreError(
-                f"{self.path} could not be written, and nothing of this write was kept: {error}.",
-                "Free space on its disk, or wait until the other writer has ended, and write again.",
-            ) from error
+            raise store_error(self.path, error) from error
 
     @contextmanager
     def _writing(self) -> Iterator["_Write"]:
@@ -267,7 +276,7 @@ class SQLiteStore:
     # The files as such
 
     def problems(self) -> list[str]:
-        return self.read.problems()
+        return [*self.read.problems(), *self.jobs.problems()]
 
     def files(self, folder: Path) -> dict[str, Path]:
         copy = folder / STORE_FILE
@@ -277,6 +286,10 @@ class SQLiteStore:
 
     def size(self) -> int:
         return sum(path.stat().st_size for path in self._directory.glob(f"{STORE_FILE}*"))
+
+
+def _has_content(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
 
 
 class _Write:

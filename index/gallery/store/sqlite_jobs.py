@@ -5,6 +5,7 @@ make every follower look for news there.
 """
 
 import fcntl
+import logging
 import os
 import socket
 import sqlite3
@@ -23,11 +24,17 @@ from index._util.system import exclusive_lock, is_running
 from index.errors import LookalikeError
 from index.gallery.errors import JobMissing, JobRunning
 from index.gallery.jobs import Job
+from index.gallery.store.schema import store_error
 from index.jobs import JobRecord
 
+log = logging.getLogger(__name__)
+
 JOBS_FILE = "jobs.sqlite"
+LOCK_FILE = ".lockfile"
+"""Held while files are created. Not the folder: that would also wait for `flock FOLDER command`."""
 _STARTING_SECONDS = 60.0
 """How long the process of a job may take from its begin to its claim."""
+_DAMAGED = "The record of this job is damaged."
 _TABLES = """
 CREATE TABLE IF NOT EXISTS jobs (
     id INTEGER PRIMARY KEY AUTOINCREMENT, host TEXT NOT NULL, process INTEGER NOT NULL,
@@ -63,14 +70,53 @@ class SQLiteJobs:
 
     @cached_property
     def _db(self) -> sqlite3.Connection:
-        path = self._directory / JOBS_FILE
-        db = sqlite3.connect(path, timeout=30, check_same_thread=False, isolation_level=None)
-        with exclusive_lock(self._directory):  # the timeout does not cover two concurrent changes of the journal mode
-            db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = NORMAL")
-        db.execute(_TABLES)
+        with exclusive_lock(
+            self._directory / LOCK_FILE
+        ):  # SQLite's timeout does not cover concurrent changes of the journal mode
+            try:
+                db = self._open()
+            except sqlite3.OperationalError as error:
+                raise store_error(self._path, error) from error
+            except sqlite3.DatabaseError as error:
+                self._set_aside(error)
+                db = self._open()
         self._is_open = True
         return db
+
+    @property
+    def _path(self) -> Path:
+        return self._directory / JOBS_FILE
+
+    def _open(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self._path, timeout=30, check_same_thread=False, isolation_level=None)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = NORMAL")
+            db.execute(_TABLES)
+            fault = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if fault != "ok":
+                raise sqlite3.DatabaseError(fault)
+        except sqlite3.Error:
+            db.close()
+            raise
+        return db
+
+    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+        """Renames a damaged history and continues with a new one: it must not stop the jobs."""
+        kept = self._path.with_name(f"{JOBS_FILE}.damaged-{time.time_ns()}")
+        log.error("the job history %s is damaged (%s); it is kept as %s", self._path, error, kept.name)
+        self._path.rename(kept)
+        for suffix in ("-wal", "-shm"):
+            self._path.with_name(JOBS_FILE + suffix).unlink(missing_ok=True)
+
+    def problems(self) -> list[str]:
+        """Returns what is wrong with the history."""
+        kept = sorted(path.name for path in self._directory.glob(f"{JOBS_FILE}.damaged-*"))
+        found = [f"The job history was damaged and is kept as {name}" for name in kept]
+        if self._path.exists():
+            damaged = [record.id for record in self.newest(1000) if record.message == _DAMAGED]
+            found += [f"The record of job {job_id} in the history is damaged" for job_id in damaged]
+        return found
 
     def close(self) -> None:
         with self._lock:
@@ -79,7 +125,7 @@ class SQLiteJobs:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._lock:
+        with self._errors(), self._lock:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -88,6 +134,14 @@ class SQLiteJobs:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Raises what SQLite reports as an error of the store."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise store_error(self._path, error) from error
 
     def begin(self, source: str, bundle_id: str, *, exclusive: bool = False) -> Job:
         """Starts a record; records of killed processes are saved as interrupted."""
@@ -108,13 +162,13 @@ class SQLiteJobs:
     def adopt(self, job_id: int) -> Job:
         """Takes over a record; its first process may have ended, which made it look interrupted."""
         record = self.get(job_id).model_copy(update={"state": "running", "message": ""})
-        with self._lock:
+        with self._errors(), self._lock:
             query = "UPDATE jobs SET host = ?, process = ? WHERE id = ?"
             self._db.execute(query, (socket.gethostname(), os.getpid(), job_id))
         return Job(self, record)
 
     def save(self, record: JobRecord) -> None:
-        with self._lock:
+        with self._errors(), self._lock:
             self._db.execute("UPDATE jobs SET record = ? WHERE id = ?", (record.model_dump_json(), record.id))
 
     def get(self, job_id: int) -> JobRecord:
@@ -127,7 +181,7 @@ class SQLiteJobs:
         return self._read("ORDER BY id DESC LIMIT ?", count)
 
     def _read(self, condition: str, value: int) -> list[JobRecord]:
-        with self._lock:
+        with self._errors(), self._lock:
             rows = self._db.execute(f"SELECT id, host, process, record FROM jobs {condition}", (value,)).fetchall()
         return [self._with_liveness(_record(job_id, text), host, process) for job_id, host, process, text in rows]
 
@@ -165,7 +219,7 @@ class SQLiteJobs:
         record = self.get(job_id)
         if record.state != "running":
             raise LookalikeError(f"Job {job_id} is not running: it is {record.state}.", "There is nothing to cancel.")
-        with self._lock:
+        with self._errors(), self._lock:
             self._db.execute("UPDATE jobs SET cancel = 1 WHERE id = ?", (job_id,))
         return record
 
@@ -177,8 +231,6 @@ class SQLiteJobs:
 def _record(job_id: int, text: str) -> JobRecord:
     """Parses a record; a damaged one counts as failed, because the history must not stop later jobs."""
     try:
-        record = JobRecord.model_validate_json(text)
+        return JobRecord.model_validate_json(text).model_copy(update={"id": job_id})
     except ValidationError:
-        message = "Its record is damaged."
-        record = JobRecord(source="", bundle_id="", state="failed", started=0, updated=0, message=message)
-    return record.model_copy(update={"id": job_id})
+        return JobRecord(id=job_id, source="", bundle_id="", state="failed", started=0, updated=0, message=_DAMAGED)

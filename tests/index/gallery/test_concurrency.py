@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 
 from index.gallery import Gallery, open_gallery
+from index.gallery.store.base import BundleRow
 from index.gallery.types import Item
+from index.gallery.vectors.base import BuiltIndex
 
 from .reference import BUNDLE, TOLERANCE, ReferenceGallery, Vector, photo, unit
 from .writer_process import DIMENSION, ITEMS_PER_WRITER, WRITERS, describe_hits, run_writer_process, write
@@ -160,3 +163,31 @@ def test_searches_concurrent_with_writes_and_compactions_are_exact_and_current(t
     for gallery in (mine, other):
         ledger.check(gallery)
         gallery.close()
+
+
+def test_searches_of_the_previous_bundle_continue_while_the_next_one_is_opened(tmp_path: Path) -> None:
+    with open_gallery(tmp_path / "gallery", create=True) as writer, open_gallery(tmp_path / "gallery") as reader:
+        item, vector = Item(id="mug"), unit(1, 0, 0)
+        for bundle in ("a", "b"):
+            writer.upsert([(item, [photo("front", vector, 1)])], bundle)
+        reader.search(vector[None], bundle_id="a")
+        opened, proceed = threading.Event(), threading.Event()
+        index, open_index = reader._index, reader._index.open
+
+        def open_slowly(bundle: BundleRow) -> BuiltIndex:
+            if bundle.id == "b":
+                opened.set()
+                assert proceed.wait(20)
+            return open_index(bundle)
+
+        index.open = open_slowly  # type: ignore[method-assign]
+        writer.activate("b")
+        with ThreadPoolExecutor(1) as pool:
+            following = pool.submit(reader.search, vector[None], bundle_id="b")
+            assert opened.wait(20)
+            writer.upsert([(Item(id="lamp"), [photo("on", unit(0, 1, 0), 2)])], "a")
+            try:
+                assert [hit.item.id for hit in reader.search(vector[None], bundle_id="a").hits[0]] == ["mug", "lamp"]
+            finally:
+                proceed.set()
+            assert following.result(20).bundle_id == "b"

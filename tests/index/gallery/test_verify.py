@@ -227,7 +227,7 @@ def test_an_emptied_store_is_a_fault_and_never_becomes_a_new_gallery(gallery: Pa
     (gallery / "catalogue.sqlite").write_bytes(b"")
     for _ in range(2):
         fault = single(verify(gallery))
-        assert "is empty" in fault.problem and "restore" in fault.remedy
+        assert "is missing or empty" in fault.problem and "restore" in fault.remedy
     assert list((gallery / "generations").iterdir())
 
 

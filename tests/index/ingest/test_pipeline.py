@@ -129,6 +129,23 @@ def test_a_photo_without_a_finite_vector_is_rejected(
     assert all("no finite vector" in row["problem"] for row in rows)
 
 
+def test_another_file_is_not_replaced_by_rejects(tmp_path: Path, bundle: Path) -> None:
+    source = write_tiny_source(tmp_path / "source")
+    before = source.read_bytes()
+    with pytest.raises(ReindexError, match=r"exists and is not a file of rejects.*--rejects"):
+        run([source], tmp_path / "gallery", bundle, rejects=source)
+    assert source.read_bytes() == before
+
+
+def test_cells_of_rejects_are_never_formulas(tmp_path: Path, bundle: Path) -> None:
+    source = write_tiny_source(tmp_path / "source")
+    with source.open("a") as file:
+        file.write("=cmd|x,missing.jpg,,,,,\n")
+    index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
+    with (tmp_path / "rejects.csv").open() as file:
+        assert [row["item_id"] for row in csv.DictReader(file)] == ["'=cmd|x"]
+
+
 def test_rejects_are_written_to_a_pipe_or_a_link_without_replacing_it(tmp_path: Path, bundle: Path) -> None:
     source = write_tiny_source(tmp_path / "source")
     (source.parent / "red-0.jpg").write_bytes(b"no photo")

@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import ExitStack
 from http.client import HTTPResponse
+from typing import Any
 
 import httpx
 import pytest
@@ -115,3 +116,43 @@ def test_a_client_that_was_not_accepted_yet_is_answered_before_shutdown(settings
     finally:
         server.should_exit = True
         thread.join()
+
+
+async def _large_answer(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(20_000_000)})
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_client_that_does_not_read_its_answer_is_cut_off(settings: Settings, reads: bool) -> None:
+    limits = settings.model_copy(update={"write_seconds": 0.3})
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(_large_answer, http=protocol.connection_class(limits), lifespan="off", log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        with socket.create_connection(listener.getsockname(), timeout=20) as client:
+            client.sendall(HEAD)
+            received = 0
+            if reads:  # slowly, but steadily: longer than the interval in total
+                while received < 5_000_000:
+                    received += len(client.recv(100_000))
+                    time.sleep(0.01)
+                while data := client.recv(1_000_000):
+                    received += len(data)
+                    if received >= 20_000_000:
+                        break
+                assert received >= 20_000_000
+            else:
+                time.sleep(1.5)
+                with pytest.raises(ConnectionError):
+                    while data := client.recv(1_000_000):
+                        received += len(data)
+                    raise ConnectionError("closed")
+                assert received < 20_000_000
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()

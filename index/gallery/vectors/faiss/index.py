@@ -1,11 +1,12 @@
 """The vector index of a gallery on one machine: FAISS generations in a folder."""
 
-import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import inf
 from pathlib import Path
 
+from index._util.system import exclusive_lock, try_lock
 from index.gallery.errors import IndexBuildError, IndexDamaged
 from index.gallery.store.base import BundleRow, ItemStore, StoreReader
 from index.gallery.types import BuildReport, Progress, no_progress
@@ -95,13 +96,13 @@ class FaissIndex:
     @contextmanager
     def _lock(self, *, wait: bool) -> Iterator[bool]:
         """Holds the lock that only one process has; without `wait`, yields false when another one has it."""
-        with (self._directory / _LOCK).open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except BlockingIOError:
-                yield False
-                return
-            yield True
+        path = self._directory / _LOCK
+        if wait:
+            with exclusive_lock(path, timeout=inf):
+                yield True
+        else:
+            with path.open("w") as file:
+                yield try_lock(file.fileno(), path)
 
     def _remove_unused(self) -> None:
         """Removes generations that no bundle names, and what a killed build left.

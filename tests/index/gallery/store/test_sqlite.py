@@ -1,5 +1,7 @@
 """The SQLite store: opening, locked and damaged files, revisions of removals, and copies of bundles."""
 
+import fcntl
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -8,10 +10,13 @@ import pytest
 
 from index.embedding.bundle import Bundle
 from index.errors import LookalikeError
-from index.gallery import open_gallery
-from index.gallery.errors import StoreError
+from index.gallery import open_gallery, verify_gallery
+from index.gallery.errors import StorageFull, StoreBusy, StoreError
 from index.gallery.store.sqlite import STORE_FILE, SQLiteStore
+from index.gallery.store.sqlite_jobs import LOCK_FILE
 from tests.index.gallery.reference import BUNDLE, TRIO
+from tests.support.disk import files_up_to
+from tests.support.filled_gallery import entry, fill
 from tests.support.tiny_bundle import make_tiny_bundle
 
 
@@ -74,3 +79,56 @@ def test_the_copy_of_a_bundle_is_kept_until_the_bundle_is_dropped(tmp_path: Path
         assert row
         store.drop_bundle(row)
         assert not store.has_bundle(bundle.id) and store.read.bundle(bundle.id) is None
+
+
+# Faults
+
+
+@pytest.mark.parametrize("damage", ["emptied", "removed"])
+@pytest.mark.parametrize("create", [False, True])
+def test_a_store_that_lost_its_content_does_not_become_an_empty_gallery(
+    tmp_path: Path, damage: str, create: bool
+) -> None:
+    directory = fill(tmp_path / "gallery")
+    file = directory / "catalogue.sqlite"
+    file.unlink()
+    if damage == "emptied":
+        file.touch()
+    before = {path: path.stat().st_size for path in directory.rglob("*")}
+    with pytest.raises(LookalikeError, match=r"(is missing or empty.*Restore a snapshot|is not a gallery)"):
+        open_gallery(directory, create=create)
+    if damage == "emptied":
+        [fault] = verify_gallery(directory)
+        assert "is missing or empty" in fault.problem
+    after = {path: path.stat().st_size for path in directory.rglob("*") if path.name != LOCK_FILE}
+    assert after == {path: size for path, size in before.items() if path.name != LOCK_FILE}, "nothing was written"
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    with open_gallery(fill(tmp_path / "gallery")) as gallery:
+        size = max(path.stat().st_size for path in (tmp_path / "gallery").glob("catalogue*"))
+        with files_up_to(size), pytest.raises(StorageFull, match=r"Nothing was written.*Free space"):
+            for number in range(100, 2000):
+                gallery.upsert([entry(number)], BUNDLE)
+
+
+def test_a_writer_that_holds_the_lock_is_named(tmp_path: Path) -> None:
+    directory = fill(tmp_path / "gallery")
+    store = SQLiteStore(directory)
+    store._db.execute("PRAGMA busy_timeout = 50")
+    with closing(sqlite3.connect(directory / "catalogue.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusy, match="Wait until the other writer has ended"):
+            store.delete(["item-00001"])
+    store.close()
+
+
+def test_a_gallery_is_opened_while_a_command_holds_a_lock_on_its_folder(tmp_path: Path) -> None:
+    directory = fill(tmp_path / "gallery")
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with open_gallery(directory) as gallery:
+            assert gallery.jobs.newest() == [] and gallery.stats().items == 20
+    finally:
+        os.close(descriptor)

@@ -173,3 +173,33 @@ def test_a_damaged_record_stops_neither_the_list_nor_the_next_job(tmp_path: Path
         edit_jobs(tmp_path, "UPDATE jobs SET record = '{'")
         assert jobs.begin("shop.csv", "b" * 16, exclusive=True).record.id == 2
         assert [(record.id, record.state) for record in jobs.newest()] == [(2, "running"), (1, "failed")]
+
+
+@pytest.mark.parametrize("content", [b"not a database at all, but long enough to be read as one" * 20, b""])
+def test_a_damaged_history_does_not_stop_jobs(tmp_path: Path, content: bytes) -> None:
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        jobs.begin("shop.csv", "b" * 16).update(state="done")
+    for path in tmp_path.glob(f"{JOBS_FILE}*"):
+        path.unlink()
+    (tmp_path / JOBS_FILE).write_bytes(content)
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        assert jobs.newest() == []
+        job = jobs.begin("shop.csv", "b" * 16)
+        job.update(state="done")
+        assert [record.state for record in jobs.newest()] == ["done"]
+        problems = jobs.problems()
+    kept = [path for path in tmp_path.iterdir() if ".damaged-" in path.name]
+    assert [path.read_bytes() for path in kept] == ([content] if content else [])
+    assert len(problems) == len(kept)
+
+
+def test_a_damaged_record_is_listed_as_failed_and_reported(tmp_path: Path) -> None:
+    with closing(SQLiteJobs(tmp_path)) as jobs:
+        jobs.begin("shop.csv", "b" * 16).update(state="done")
+        bad = jobs.begin("shop.csv", "b" * 16).record.id
+        with closing(sqlite3.connect(tmp_path / JOBS_FILE)) as database, database:
+            database.execute("UPDATE jobs SET record = '{' WHERE id = ?", (bad,))
+        assert [record.state for record in jobs.newest()] == ["failed", "done"]
+        assert "is damaged" in jobs.get(bad).message
+        assert jobs.problems() == [f"The record of job {bad} in the history is damaged"]
+        assert jobs.begin("shop.csv", "b" * 16, exclusive=True).record.id > bad
