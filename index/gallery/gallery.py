@@ -111,11 +111,6 @@ class Gallery:
 
     # Bundles
 
-    @property
-    def seen_active_bundle(self) -> str | None:
-        """The id of the active bundle as of the last search or look; reads nothing."""
-        return self._active
-
     def active_bundle(self) -> str | None:
         """Returns the id of the active bundle; None in a gallery that never held an image."""
         news = self._store.watch.news()

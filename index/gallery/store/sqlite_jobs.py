@@ -10,8 +10,6 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import IO
@@ -20,6 +18,7 @@ from index._util.system import exclusive_lock, is_running
 from index.errors import LookalikeError
 from index.gallery.errors import JobMissing, JobRunning
 from index.gallery.jobs import Job
+from index.gallery.store.schema import transaction
 from index.jobs import JobRecord
 
 JOBS_FILE = "jobs.sqlite"
@@ -71,21 +70,9 @@ class SQLiteJobs:
             if self._is_open:
                 self._db.close()
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
     def begin(self, source: str, bundle_id: str, *, exclusive: bool = False) -> Job:
         """Starts a record; records of killed processes are saved as interrupted."""
-        with self._transaction():
+        with self._lock, transaction(self._db):
             for other in self.newest(100):
                 if other.state == "interrupted":
                     self.save(other)
