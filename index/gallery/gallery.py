@@ -21,7 +21,6 @@ from index.gallery.search import Query, decode_cursor, encode_cursor, hash_query
 from index.gallery.settings import GallerySettings
 from index.gallery.store.base import BundleRow, ItemStore
 from index.gallery.types import (
-    MAX_TOP,
     BuildReport,
     Facet,
     GalleryStats,
@@ -37,6 +36,7 @@ from index.gallery.types import (
 from index.gallery.vectors.base import VectorIndex
 from index.gallery.vectors.follower import Follower
 from index.gallery.vectors.view import View
+from index.items import MAX_TOP
 
 Versions = Mapping[str, int | None]
 
