@@ -6,16 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from training.data.sample_shop.geometry import (
-    ball,
-    fillet,
-    revolve,
-    slab,
-    smooth,
-    superellipse,
-    sweep,
-    tube_between,
-)
+from training.data.sample_shop.geometry import ball, fillet, revolve, slab, smooth, superellipse, sweep, tube_between
 from training.data.sample_shop.looks import GOLD, RUBBER, STEEL, WOODS, Look, Material, Part, solid
 
 

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from training.data.sample_shop.geometry import (
-    Array,
-    Mesh,
-    ball,
-    grid,
-    slab,
-    smooth,
-    superellipse,
-    sweep,
-)
+from training.data.sample_shop.geometry import Array, Mesh, ball, grid, slab, smooth, superellipse, sweep
 from training.data.sample_shop.looks import Look, Material, Part
 
 ROWS = 44

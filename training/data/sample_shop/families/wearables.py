@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from training.data.sample_shop.geometry import (
-    Mesh,
-    ball,
-    grid,
-    slab,
-    smooth,
-    superellipse,
-    sweep,
-    tube_between,
-)
+from training.data.sample_shop.geometry import Mesh, ball, grid, slab, smooth, superellipse, sweep, tube_between
 from training.data.sample_shop.looks import GOLD, RUBBER, STEEL, Look, Material, Part, linear, solid
 from training.data.sample_shop.patterns import Pattern
 
