@@ -27,21 +27,6 @@ Value = TypeVar("Value")
 _TAIL_BYTES = 4096
 
 
-def read_job(state: ServiceState, job_id: int) -> JobRecord:
-    """Returns the current record of a job."""
-    return state.gallery.jobs.get(job_id)
-
-
-def list_jobs(state: ServiceState, count: int) -> list[JobRecord]:
-    """Returns the newest jobs, whoever started them, newest first."""
-    return state.gallery.jobs.newest(count)
-
-
-def cancel_job(state: ServiceState, job_id: int) -> JobRecord:
-    """Asks a job to stop after its current batch."""
-    return state.gallery.jobs.cancel(job_id)
-
-
 def start_job(state: ServiceState, body: JobBody) -> JobRecord:
     """Starts `lookalike reindex` in a process of its own; raises JobRunning while another job of the gallery runs."""
     settings = state.settings

@@ -13,14 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.admission import Admission
 from service.observability.logging import current_request_id, log_request
 from service.observability.metrics import Telemetry
-from service.problems import (
-    BODY_TIMEOUT,
-    BODY_TOO_LARGE,
-    HOST_NOT_ALLOWED,
-    INTERNAL,
-    ProblemError,
-    problem_response,
-)
+from service.problems import BODY_TIMEOUT, BODY_TOO_LARGE, HOST_NOT_ALLOWED, INTERNAL, ProblemError, problem_response
 from service.requests import ClientLeft
 from service.settings import Settings
 

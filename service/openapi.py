@@ -27,6 +27,7 @@ from service.problems import (
     MALFORMED,
     MEDIA_TYPE,
     NOT_READY,
+    OVERLOADED,
     READ_ONLY,
     SEARCH_INVALID,
     STORAGE_FULL,
@@ -34,6 +35,7 @@ from service.problems import (
     ProblemType,
 )
 from service.schemas.items import ImageBody, ItemBody, ItemPatch, PhotoBody
+from service.schemas.jobs import JobBody
 from service.schemas.problem import Problem
 from service.schemas.search import BatchBody, SearchBody, SearchOptions
 
@@ -46,6 +48,8 @@ SEARCH_PROBLEMS = (
     SEARCH_INVALID, ITEM_MISSING,
     *ACCESS_PROBLEMS, *_PHOTO_PROBLEMS,
 )  # fmt: skip
+READ_PROBLEMS = (INVALID, OVERLOADED, *ACCESS_PROBLEMS)
+"""The problems of a request without a body."""
 WRITE_PROBLEMS = (
     MALFORMED, *BODY_PROBLEMS, BODY_UNSUPPORTED, INVALID, CONFLICT, STORAGE_FULL, READ_ONLY, *ACCESS_PROBLEMS,
 )  # fmt: skip
@@ -53,6 +57,7 @@ IMAGE_WRITE_PROBLEMS = (*WRITE_PROBLEMS, *_PHOTO_PROBLEMS)
 
 _PHOTO = {"type": "string", "format": "binary"}
 _BASE64 = "/9j/4AAQSkZJRg..."
+_BY_ADDRESS = {"image_url": "https://cdn.shop.example/mug-1.jpg"}
 _MUGS = {"category": "mug", "price": {"lt": 20}}
 _MATCH = {
     "id": "mug-03",
@@ -183,6 +188,11 @@ def _body(content: Json) -> Json:
     return {"requestBody": {"required": True, "content": content}}
 
 
+def _content(schema: Json, examples: Json) -> Json:
+    """Returns the description of a body of one media type, with its examples by name."""
+    return {"schema": schema, "examples": {name: {"value": example} for name, example in examples.items()}}
+
+
 def _options() -> dict[str, Json]:
     """Returns the options of a search as they are written in a query string or form."""
     parts = SearchOptions.model_json_schema()["properties"]
@@ -212,17 +222,15 @@ def _search_form() -> Json:
         "exclude": ["mug-2", "mug-7"],
         "include": "attributes,vectors",
     }
-    return {
-        "schema": {"type": "object", "required": ["image"], "properties": {"image": photo, **options}},
-        "examples": {"a photo alone": {"value": {"image": fields["image"]}}, "with options": {"value": fields}},
-    }
+    schema = {"type": "object", "required": ["image"], "properties": {"image": photo, **options}}
+    return _content(schema, {"a photo alone": {"image": fields["image"]}, "with options": fields})
 
 
 def _batch_content() -> Json:
     schema = BatchBody.model_json_schema()
     schema["properties"]["searches"]["items"] = schema.pop("$defs")["SearchBody"]
     searches = [{"image": _BASE64, "top": 1}, {"item_id": "mug-1", "top": 1, "filter": _MUGS, "min_score": 0.8}]
-    return {"schema": schema, "examples": {"by a photo and by an item": {"value": {"searches": searches}}}}
+    return _content(schema, {"by a photo and by an item": {"searches": searches}})
 
 
 SEARCH_BODY: Json = {
@@ -231,14 +239,14 @@ SEARCH_BODY: Json = {
             "multipart/form-data": _search_form(),
             # JSON cannot show the bytes of a photo, so a description does.
             "image/*": {"schema": {**_PHOTO, "description": "the complete file, as `curl --data-binary @photo.jpg`"}},
-            "application/json": {
-                "schema": _schema(SearchBody),
-                "examples": {
-                    "similar items": {"value": {"item_id": "mug-1", "top": 5, "filter": _MUGS}},
-                    "a part of a photo": {"value": {"image": _BASE64, "box": [0.1, 0.1, 0.9, 0.9]}},
-                    "a photo by its address": {"value": {"image_url": "https://cdn.shop.example/mug-1.jpg"}},
+            "application/json": _content(
+                _schema(SearchBody),
+                {
+                    "similar items": {"item_id": "mug-1", "top": 5, "filter": _MUGS},
+                    "a part of a photo": {"image": _BASE64, "box": [0.1, 0.1, 0.9, 0.9]},
+                    "a photo by its address": _BY_ADDRESS,
                 },
-            },
+            ),
         }
     ),
     "parameters": [
@@ -247,42 +255,24 @@ SEARCH_BODY: Json = {
     ],
 }
 BATCH_BODY = _body({"application/json": _batch_content()})
+_ITEM_WITH_IMAGE = {**_ITEM, "images": [{"id": "front.jpg", "image": _BASE64}]}
+_ITEM_FIELDS = {
+    "item": {"type": "string", "description": "the same as JSON", "examples": [json.dumps(_ITEM)]},
+    "image": {"type": "array", "items": _PHOTO, "description": "photos; the name of each file is its image's id"},
+}
 ITEM_BODY = _body(
     {
-        "application/json": {
-            "schema": _schema(ItemBody),
-            "examples": {
-                "without images": {"value": _ITEM},
-                "with an image": {"value": {**_ITEM, "images": [{"id": "front.jpg", "image": _BASE64}]}},
-            },
-        },
-        "multipart/form-data": {
-            "schema": {
-                "type": "object",
-                "required": ["item"],
-                "properties": {
-                    "item": {"type": "string", "description": "the same as JSON", "examples": [json.dumps(_ITEM)]},
-                    "image": {
-                        "type": "array",
-                        "items": _PHOTO,
-                        "description": "photos; the name of each file is its image's id",
-                    },
-                },
-            }
-        },
+        "application/json": _content(_schema(ItemBody), {"without images": _ITEM, "with an image": _ITEM_WITH_IMAGE}),
+        "multipart/form-data": {"schema": {"type": "object", "required": ["item"], "properties": _ITEM_FIELDS}},
     }
 )
 IMAGE_BODY = _body(
     {
         "image/*": {"schema": _PHOTO},
-        "application/json": {
-            "schema": _schema(PhotoBody),
-            "examples": {"by its address": {"value": {"image_url": "https://cdn.shop.example/mug-1.jpg"}}},
-        },
+        "application/json": _content(_schema(PhotoBody), {"by its address": _BY_ADDRESS}),
     }
 )
-_PATCH = {
-    "schema": _schema(ItemPatch),
-    "examples": {"a new price": {"value": {"attributes": {"price": 9.5, "discount": None}}}},
-}
+_NIGHTLY = {"source": "shop", "delete_missing": True}
+JOB_BODY = _body({"application/json": _content(JobBody.model_json_schema(), {"nightly": _NIGHTLY})})
+_PATCH = _content(_schema(ItemPatch), {"a new price": {"attributes": {"price": 9.5, "discount": None}}})
 PATCH_BODY = _body({"application/merge-patch+json": _PATCH, "application/json": _PATCH})

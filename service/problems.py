@@ -208,32 +208,18 @@ BUNDLE_INVALID = ProblemType(
 URL_DISABLED = ProblemType(
     "url-disabled", 422, "image_url is disabled", "This service does not fetch photos.", "Send the photo itself."
 )
+_TOO_MANY_PIXELS = "The image has 9000 x 9000 pixels; the limit is 50,000,000."
 IMAGE_PROBLEMS = {
-    "empty": ProblemType("image-empty", 422, "Empty photo", "The image is empty (0 bytes).", _SEND_FILE),
-    "unreadable": ProblemType(
-        "image-unreadable", 422, "Unreadable photo", "The image's header cannot be read.", _SEND_FILE
-    ),
-    "truncated": ProblemType("image-truncated", 422, "Truncated photo", "The image is truncated.", _SEND_FILE),
-    "unsupported": ProblemType(
-        "image-unsupported",
-        415,
-        "Unsupported photo format",
-        "The bytes are not an image of a known format.",
-        _SEND_FILE,
-    ),
-    "too_large": ProblemType(
-        "image-too-large", 413, "Photo too large", "The image has 31,000,000 bytes.", "Send a smaller file."
-    ),
-    "too_many_pixels": ProblemType(
-        "image-too-many-pixels",
-        413,
-        "Photo has too many pixels",
-        "The image has 9000 x 9000 pixels; the limit is 50,000,000.",
-        "Send a smaller picture.",
-    ),
-    "unreachable": ProblemType(
-        "image-unreachable", 422, "Photo unreachable", "The image could not be read from its address.", _SEND_FILE
-    ),
+    reason: ProblemType(f"image-{reason.replace('_', '-')}", status, title, detail, remedy)
+    for reason, status, title, detail, remedy in (
+        ("empty", 422, "Empty photo", "The image is empty (0 bytes).", _SEND_FILE),
+        ("unreadable", 422, "Unreadable photo", "The image's header cannot be read.", _SEND_FILE),
+        ("truncated", 422, "Truncated photo", "The image is truncated.", _SEND_FILE),
+        ("unsupported", 415, "Unsupported photo format", "The bytes are not an image of a known format.", _SEND_FILE),
+        ("too_large", 413, "Photo too large", "The image has 31,000,000 bytes.", "Send a smaller file."),
+        ("too_many_pixels", 413, "Photo has too many pixels", _TOO_MANY_PIXELS, "Send a smaller picture."),
+        ("unreachable", 422, "Photo unreachable", "The image could not be read from its address.", _SEND_FILE),
+    )
 }
 """By the reason of an ImageError."""
 FETCH_PROBLEMS = {

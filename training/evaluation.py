@@ -1,7 +1,7 @@
 """Measures a model on photos of classes that it was not trained on."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -156,47 +156,41 @@ def versions() -> dict[str, str]:
     return {name: version(name) for name in ("lookalike", "numpy", "torch", "timm", "onnxruntime", "pillow")}
 
 
+@dataclass
 class Evaluator:
     """Measures a model repeatedly during training; every process of the run embeds its part of the photos.
 
     The activations of frozen stages are computed once and kept if they fit into memory.
     """
 
-    def __init__(
-        self,
-        photos: Sequence[Photo],
-        preprocessing: Preprocessing,
-        world: ProcessGroup,
-        *,
-        half: torch.dtype | None = None,
-        workers: int | None = None,
-        frozen: int | None = 0,
-    ) -> None:
-        """`frozen` is the number of first stages that never change; None means the whole backbone."""
-        self._photos = photos
-        self._own = photos[world.rank :: world.size]
-        self._preprocessing = preprocessing
-        self._world = world
-        self._half = half
-        self._workers = workers
-        self._frozen = frozen
+    photos: Sequence[Photo]
+    preprocessing: Preprocessing
+    world: ProcessGroup
+    _: KW_ONLY
+    half: torch.dtype | None = None
+    workers: int | None = None
+    frozen: int | None = 0
+    """The number of first stages that never change; None means the whole backbone."""
+
+    def __post_init__(self) -> None:
+        self._own = self.photos[self.world.rank :: self.world.size]
         self._activations: NDArray[np.float32] | None = None
 
     def measure(self, model: EmbeddingModel, *, untrained: bool = False) -> dict[str, float]:
         """Returns the model's figures, on the first process only; `untrained` measures the backbone's own features."""
         model.eval()
         own = self._embed(model, untrained) if self._own else None
-        parts = self._world.gather(own)
-        if not self._world.is_main:
+        parts = self.world.gather(own)
+        if not self.world.is_main:
             return {}
         embedded = [part for part in parts if part is not None]
-        vectors = np.empty((len(self._photos), embedded[0].shape[1]), np.float32)
+        vectors = np.empty((len(self.photos), embedded[0].shape[1]), np.float32)
         for rank, part in enumerate(embedded):
-            vectors[rank :: self._world.size] = part
-        return _score(vectors, self._photos, KS)
+            vectors[rank :: self.world.size] = part
+        return _score(vectors, self.photos, KS)
 
     def _embed(self, model: EmbeddingModel, untrained: bool) -> NDArray[np.float32]:
-        frozen = self._frozen
+        frozen = self.frozen
         stages = model.features if frozen is None else partial(model.activations, stage=frozen)
         if frozen == 0 or not self._fits(stages):
             return self._embed_with(model.features if untrained else model)
@@ -207,18 +201,18 @@ class Evaluator:
         def rest(activations: torch.Tensor) -> torch.Tensor:
             return features(activations) if untrained else model.from_features(features(activations))
 
-        embed = torch_embedder(rest, self._world.device, self._half)
+        embed = torch_embedder(rest, self.world.device, self.half)
         return np.concatenate([embed(part) for part in torch.split(torch.from_numpy(self._activations), _KEPT_BATCH)])
 
     def _fits(self, stages: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-        side = self._preprocessing.input_size
-        blank = torch.zeros((1, side, side, 3), dtype=torch.uint8, device=self._world.device)
+        side = self.preprocessing.input_size
+        blank = torch.zeros((1, side, side, 3), dtype=torch.uint8, device=self.world.device)
         with torch.inference_mode():
             return 4 * stages(blank).numel() * len(self._own) <= _MAX_KEPT
 
     def _embed_with(self, module: Callable[[torch.Tensor], torch.Tensor]) -> NDArray[np.float32]:
-        embed = torch_embedder(module, self._world.device, self._half)
-        return embed_photos(self._own, self._preprocessing, embed, workers=self._workers)
+        embed = torch_embedder(module, self.world.device, self.half)
+        return embed_photos(self._own, self.preprocessing, embed, workers=self.workers)
 
 
 def is_bundle(path: Path) -> bool:

@@ -5,47 +5,22 @@ from pathlib import Path
 from index.errors import LookalikeError
 from index.gallery.backup import restore_gallery
 from index.gallery.errors import StoreError
-from index.gallery.filters import Filter
 from index.gallery.gallery import Gallery
-from index.gallery.jobs import Job, JobHistory
 from index.gallery.settings import GallerySettings
 from index.gallery.store.sqlite import STORE_FILE, SQLiteStore
 from index.gallery.store.sqlite_jobs import LOCK_FILE
-from index.gallery.types import (
-    BuildReport,
-    Facet,
-    GalleryStats,
-    Hit,
-    IndexStats,
-    Item,
-    ItemPage,
-    NewImage,
-    Progress,
-    SearchResult,
-    StoredImage,
-    StoredItem,
-    no_progress,
-)
+from index.gallery.types import BuildReport, GalleryStats, Hit, IndexStats, Progress, SearchResult, no_progress
 from index.gallery.vectors.faiss.index import FaissIndex
 from index.gallery.vectors.faiss.settings import FaissSettings
 from index.gallery.verify import RESTORE, Fault
 
 __all__ = [
     "BuildReport",
-    "Facet",
-    "Filter",
     "Gallery",
     "GalleryStats",
     "Hit",
     "IndexStats",
-    "Item",
-    "ItemPage",
-    "Job",
-    "JobHistory",
-    "NewImage",
     "SearchResult",
-    "StoredImage",
-    "StoredItem",
     "check_gallery",
     "open_gallery",
     "restore_gallery",

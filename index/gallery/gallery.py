@@ -21,7 +21,6 @@ from index.gallery.search import Query, decode_cursor, encode_cursor, hash_query
 from index.gallery.settings import GallerySettings
 from index.gallery.store.base import BundleRow, ItemStore
 from index.gallery.types import (
-    MAX_TOP,
     BuildReport,
     Facet,
     GalleryStats,
@@ -37,6 +36,7 @@ from index.gallery.types import (
 from index.gallery.vectors.base import VectorIndex
 from index.gallery.vectors.follower import Follower
 from index.gallery.vectors.view import View
+from index.items import MAX_TOP
 
 Versions = Mapping[str, int | None]
 
@@ -111,11 +111,6 @@ class Gallery:
         return self._store.upsert([], "", expected=expected or {}, without={item_id: image_ids})
 
     # Bundles
-
-    @property
-    def seen_active_bundle(self) -> str | None:
-        """The id of the active bundle as of the last search or look; reads nothing."""
-        return self._active
 
     def active_bundle(self) -> str | None:
         """Returns the id of the active bundle; None in a gallery that never held an image."""

@@ -9,14 +9,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from index._util.models import Frozen
-from index.items import MAX_ATTRIBUTES as MAX_ATTRIBUTES
-from index.items import MAX_ID_LENGTH as MAX_ID_LENGTH
-from index.items import MAX_INTEGER as MAX_INTEGER
-from index.items import MAX_NAME_LENGTH as MAX_NAME_LENGTH
-from index.items import MAX_TEXT_LENGTH as MAX_TEXT_LENGTH
-from index.items import MAX_TOP as MAX_TOP
+from index.items import MAX_ID_LENGTH
 from index.items import Attribute as Attribute
-from index.items import AttributeName as AttributeName
 from index.items import Facet as Facet
 from index.items import Item as Item
 

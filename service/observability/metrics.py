@@ -7,6 +7,7 @@ the one that is scraped adds them up. Figures of the gallery are read from the g
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -17,7 +18,7 @@ from prometheus_client.multiprocess import MultiProcessCollector, mark_process_d
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from index._util.system import memory_limit
+from index._util.system import is_running, memory_limit
 from index.embedding.bundle import BundleCard
 from index.jobs import JobRecord, JobState
 from service.admission import Refusal
@@ -42,59 +43,26 @@ class Telemetry:
     def __init__(self, tracing: Tracing) -> None:
         self.tracing = tracing
         self._registry = own = CollectorRegistry()
-        self._requests = Counter(
-            "lookalike_requests",
-            "Requests answered; status 499: the client left.",
-            ["route", "method", "status"],
-            registry=own,
-        )
-        self._seconds = Histogram(
-            "lookalike_request_seconds",
-            "Time from a request's first line to its answer's last byte.",
-            ["route", "method"],
-            buckets=_SECONDS,
-            registry=own,
-        )
-        self._stages = Histogram(
-            "lookalike_stage_seconds",
-            "Time of the stages of a search: decode, wait for the model, embed, search.",
-            ["stage"],
-            buckets=_SECONDS,
-            registry=own,
-        )
-        self._batches = Histogram(
-            "lookalike_batch_photos", "Photos per batch of the model.", buckets=_SIZES, registry=own
-        )
-        self._queue = Gauge(
-            "lookalike_queue_photos",
-            "Photos that wait for the model or are being embedded.",
-            multiprocess_mode="livesum",
-            registry=own,
-        )
-        self._working = Gauge(
-            "lookalike_working_requests",
-            "Searches and writes that are running.",
-            multiprocess_mode="livesum",
-            registry=own,
-        )
-        self._refused = Counter(
-            "lookalike_refused",
-            "Requests refused, by the limit that they met: the key's rate (429), or one of the service (503).",
-            ["reason"],
-            registry=own,
-        )
-        self._revision_seen = Gauge(
-            "lookalike_gallery_revision_seen_timestamp_seconds",
-            "When a process first saw the gallery's latest revision.",
-            multiprocess_mode="max",
-            registry=own,
-        )
-        self._index_seen = Gauge(
-            "lookalike_index_seen_timestamp_seconds",
-            "When a process first saw the current index.",
-            multiprocess_mode="max",
-            registry=own,
-        )
+        counter = partial(Counter, registry=own)
+        histogram = partial(Histogram, registry=own)
+        running = partial(Gauge, registry=own, multiprocess_mode="livesum")
+        newest = partial(Gauge, registry=own, multiprocess_mode="max")
+        text = "Requests answered; status 499: the client left."
+        self._requests = counter("lookalike_requests", text, ["route", "method", "status"])
+        text = "Time from a request's first line to its answer's last byte."
+        self._seconds = histogram("lookalike_request_seconds", text, ["route", "method"], buckets=_SECONDS)
+        text = "Time of the stages of a search: decode, wait for the model, embed, search."
+        self._stages = histogram("lookalike_stage_seconds", text, ["stage"], buckets=_SECONDS)
+        self._batches = histogram("lookalike_batch_photos", "Photos per batch of the model.", buckets=_SIZES)
+        text = "Photos that wait for the model or are being embedded."
+        self._queue = running("lookalike_queue_photos", text)
+        self._working = running("lookalike_working_requests", "Searches and writes that are running.")
+        text = "Requests refused, by the limit that they met: the key's rate (429), or one of the service (503)."
+        self._refused = counter("lookalike_refused", text, ["reason"])
+        text = "When a process first saw the gallery's latest revision."
+        self._revision_seen = newest("lookalike_gallery_revision_seen_timestamp_seconds", text)
+        text = "When a process first saw the current index."
+        self._index_seen = newest("lookalike_index_seen_timestamp_seconds", text)
         self._revision: int | None = None
         self._index: str | None = None
 
@@ -166,41 +134,25 @@ class Telemetry:
 def _living_processes(folder: Path) -> list[int]:
     """Returns the processes that write into the folder, and removes the live metrics of those that died."""
     processes = {int(file.stem.rpartition("_")[2]) for file in folder.glob("*.db")}
-    living = [process for process in sorted(processes) if _is_alive(process)]
+    living = [process for process in sorted(processes) if is_running(process)]
     for process in processes.difference(living):
         mark_process_dead(process, str(folder))  # type: ignore[no-untyped-call]
     return living
 
 
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
+@dataclass(frozen=True, eq=False)  # hashed by identity, as the registry requires
 class _CurrentState(Collector):
     """Collects what is read at each scrape: the gallery, the bundle, the jobs and the processes."""
 
-    def __init__(
-        self,
-        gallery: GalleryStatus,
-        card: BundleCard | None,
-        provider: str | None,
-        ready: bool,
-        jobs: Sequence[JobRecord],
-        processes: list[int],
-    ) -> None:
-        self._gallery = gallery
-        self._card = card
-        self._provider = provider
-        self._ready = ready
-        self._jobs = jobs
-        self._processes = processes
+    gallery: GalleryStatus
+    card: BundleCard | None
+    provider: str | None
+    ready: bool
+    jobs: Sequence[JobRecord]
+    processes: list[int]
 
     def collect(self) -> Iterable[Metric]:
-        gallery, index = self._gallery, self._gallery.index
+        gallery, index = self.gallery, self.gallery.index
         for name, value, text in (
             ("gallery_items", gallery.items, "Items in the gallery."),
             ("gallery_images", gallery.images, "Images in the gallery."),
@@ -211,24 +163,23 @@ class _CurrentState(Collector):
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"lookalike_{name}", text, value=value)
-        if self._card is not None:
-            labels = {"id": self._card.id, "backbone": self._card.backbone, "loss": self._card.loss}
+        if self.card is not None:
+            labels = {"id": self.card.id, "backbone": self.card.backbone, "loss": self.card.loss}
             text = "The bundle that embeds queries."
-            yield InfoMetricFamily("lookalike_bundle", text, value={**labels, "provider": str(self._provider)})
-        yield GaugeMetricFamily(
-            "lookalike_ready", "1 while /readyz reports that searches can be answered.", self._ready
-        )
+            yield InfoMetricFamily("lookalike_bundle", text, value={**labels, "provider": str(self.provider)})
+        text = "1 while /readyz reports that searches can be answered."
+        yield GaugeMetricFamily("lookalike_ready", text, self.ready)
         yield self._job_metric()
         text = "Memory that all processes may use together: the limit of the container, or the memory of the machine."
         yield GaugeMetricFamily("lookalike_memory_limit_bytes", text, value=memory_limit())
-        yield from _process_metrics(self._processes)
+        yield from _process_metrics(self.processes)
 
     def _job_metric(self) -> Metric:
         """Returns a sample for every state, so that a rule can compare states that occurred with those that did not."""
         text = "When the newest job of this state ended or last reported progress; 0: no recent job."
         family = GaugeMetricFamily("lookalike_job_updated_timestamp_seconds", text, labels=["state"])
         for state in get_args(JobState):
-            newest = max((job.updated for job in self._jobs if job.state == state), default=0)
+            newest = max((job.updated for job in self.jobs if job.state == state), default=0)
             family.add_metric([state], newest)
         return family
 

@@ -20,12 +20,13 @@ from service.openapi import (
     ITEM_BODY,
     NOT_MODIFIED,
     PATCH_BODY,
+    READ_PROBLEMS,
     WRITE_PROBLEMS,
     error_responses,
     example_response,
     item_response,
 )
-from service.problems import ACCESS_PROBLEMS, CONFLICT, FILTER_INVALID, INVALID, ITEM_MISSING, OVERLOADED
+from service.problems import CONFLICT, FILTER_INVALID, ITEM_MISSING
 from service.requests import (
     Conditions,
     decode_path,
@@ -67,7 +68,7 @@ ConditionsDep = Annotated[Conditions, Depends(read_conditions)]
     dependencies=[MaySearch],
     responses={
         200: example_response({"items": [ITEM_ANSWER], "cursor": "mug-1"}),
-        **error_responses(INVALID, FILTER_INVALID, OVERLOADED, *ACCESS_PROBLEMS),
+        **error_responses(FILTER_INVALID, *READ_PROBLEMS),
     },
 )
 async def list_items(
@@ -101,11 +102,7 @@ def _list_page(state: ServiceState, wanted: Filter, after: str, count: int, medi
     summary="Read an item",
     response_model=ItemAnswer,
     dependencies=[MaySearch],
-    responses={
-        200: item_response(),
-        304: NOT_MODIFIED,
-        **error_responses(ITEM_MISSING, INVALID, OVERLOADED, *ACCESS_PROBLEMS),
-    },
+    responses={200: item_response(), 304: NOT_MODIFIED, **error_responses(ITEM_MISSING, *READ_PROBLEMS)},
 )
 async def read(item_id: ItemId, request: Request, state: StateDep, conditions: ConditionsDep) -> Response:
     stored = await state.admission.run("read", state.gallery.stored, item_id)
@@ -160,10 +157,8 @@ async def patch(item_id: ItemId, request: Request, state: StateDep, conditions: 
     summary="Remove an item",
     status_code=204,
     dependencies=[MayWrite],
-    responses={
-        204: {"description": "The item does not exist any more, or never did"},
-        **error_responses(INVALID, CONFLICT, OVERLOADED, *ACCESS_PROBLEMS),
-    },
+    response_description="The item does not exist any more, or never did",
+    responses=error_responses(CONFLICT, *READ_PROBLEMS),
 )
 async def delete(item_id: ItemId, state: StateDep, conditions: ConditionsDep) -> None:
     """Removes an item with its images. The next search does not find it."""
@@ -200,10 +195,8 @@ async def put_image(
     summary="Remove an image of an item",
     status_code=204,
     dependencies=[MayWrite],
-    responses={
-        204: {"description": "The image does not exist any more, or never did"},
-        **error_responses(INVALID, CONFLICT, OVERLOADED, *ACCESS_PROBLEMS),
-    },
+    response_description="The image does not exist any more, or never did",
+    responses=error_responses(CONFLICT, *READ_PROBLEMS),
 )
 async def delete_image(item_id: ItemId, image_id: ImageId, state: StateDep, conditions: ConditionsDep) -> None:
     """The item stays, even without images: it is then listed, but no search finds it."""
@@ -214,10 +207,7 @@ async def delete_image(item_id: ItemId, image_id: ImageId, state: StateDep, cond
     "/v1/facets",
     summary="The attributes that items have",
     dependencies=[MaySearch],
-    responses={
-        200: example_response({"facets": [FACET]}),
-        **error_responses(INVALID, OVERLOADED, *ACCESS_PROBLEMS),
-    },
+    responses={200: example_response({"facets": [FACET]}), **error_responses(*READ_PROBLEMS)},
 )
 async def facets(
     state: StateDep,

@@ -13,7 +13,7 @@ from index.gallery.errors import JobMissing, JobRunning
 from index.jobs import JobRecord
 from service import job_runner
 from service.auth.dependencies import MayAdmin
-from service.openapi import error_responses, example_response
+from service.openapi import JOB_BODY, READ_PROBLEMS, error_responses, example_response
 from service.problems import (
     ACCESS_PROBLEMS,
     BODY_PROBLEMS,
@@ -23,7 +23,6 @@ from service.problems import (
     JOB_MISSING,
     JOB_RUNNING,
     NOT_READY,
-    OVERLOADED,
     ProblemError,
 )
 from service.requests import read_json
@@ -67,17 +66,7 @@ _RUNNING = {
         },
         **error_responses(*BODY_PROBLEMS, INVALID, JOB_RUNNING, BUNDLE_INVALID, NOT_READY, *ACCESS_PROBLEMS),
     },
-    openapi_extra={
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {
-                    "schema": JobBody.model_json_schema(),
-                    "examples": {"nightly": {"value": {"source": "shop", "delete_missing": True}}},
-                }
-            },
-        }
-    },
+    openapi_extra=JOB_BODY,
 )
 async def start(request: Request, response: Response, state: StateDep) -> JobStatus:
     """Embeds what is new in a source, or all of it with another bundle; searches continue meanwhile.
@@ -98,19 +87,16 @@ async def start(request: Request, response: Response, state: StateDep) -> JobSta
 @router.get(
     "/v1/jobs",
     summary="List jobs",
-    responses={
-        200: example_response({"jobs": [_RUNNING]}, "Jobs, newest first"),
-        **error_responses(INVALID, OVERLOADED, *ACCESS_PROBLEMS),
-    },
+    responses={200: example_response({"jobs": [_RUNNING]}, "Jobs, newest first"), **error_responses(*READ_PROBLEMS)},
 )
 async def list_jobs(state: StateDep, count: Annotated[int, Query(ge=1, le=1000)] = 20) -> JobsAnswer:
     """Returns the newest jobs, whoever started them."""
-    records = await state.admission.run("job", job_runner.list_jobs, state, count)
+    records = await state.admission.run("job", state.gallery.jobs.newest, count)
     return JobsAnswer(jobs=[JobStatus.of(record) for record in records])
 
 
 async def _read_record(job_id: JobId, state: StateDep) -> JobRecord:
-    return await state.admission.run("job", job_runner.read_job, state, job_id)
+    return await state.admission.run("job", state.gallery.jobs.get, job_id)
 
 
 RecordDep = Annotated[JobRecord, Depends(_read_record)]
@@ -120,10 +106,7 @@ RecordDep = Annotated[JobRecord, Depends(_read_record)]
 @router.get(
     "/v1/jobs/{job_id}",
     summary="Read a job",
-    responses={
-        200: example_response(_RUNNING, "The job"),
-        **error_responses(JOB_MISSING, INVALID, OVERLOADED, *ACCESS_PROBLEMS),
-    },
+    responses={200: example_response(_RUNNING, "The job"), **error_responses(JOB_MISSING, *READ_PROBLEMS)},
 )
 async def read(record: RecordDep) -> JobStatus:
     """Returns the current state of a job."""
@@ -136,13 +119,13 @@ async def read(record: RecordDep) -> JobStatus:
     status_code=202,
     responses={
         202: example_response(_RUNNING, "The job will stop"),
-        **error_responses(JOB_MISSING, JOB_ENDED, INVALID, OVERLOADED, *ACCESS_PROBLEMS),
+        **error_responses(JOB_MISSING, JOB_ENDED, *READ_PROBLEMS),
     },
 )
 async def cancel(job_id: JobId, state: StateDep) -> JobStatus:
     """Stops a job after its current batch; what it embedded is kept, and no bundle is activated."""
     try:
-        return JobStatus.of(await state.admission.run("job", job_runner.cancel_job, state, job_id))
+        return JobStatus.of(await state.admission.run("job", state.gallery.jobs.cancel, job_id))
     except JobMissing:
         raise
     except LookalikeError as error:
@@ -163,7 +146,7 @@ async def cancel(job_id: JobId, state: StateDep) -> JobStatus:
                 }
             },
         },
-        **error_responses(JOB_MISSING, INVALID, OVERLOADED, *ACCESS_PROBLEMS),
+        **error_responses(JOB_MISSING, *READ_PROBLEMS),
     },
 )
 async def events(record: RecordDep, state: StateDep) -> AsyncIterator[ServerSentEvent]:
@@ -181,7 +164,7 @@ async def _follow(state: ServiceState, record: JobRecord) -> AsyncIterator[JobRe
     yield record
     while record.state == "running" and not state.shutting_down:
         await anyio.sleep(_POLL_SECONDS)
-        current = await state.admission.run("job", job_runner.read_job, state, record.id)
+        current = await state.admission.run("job", state.gallery.jobs.get, record.id)
         if current != record:
             record = current
             yield record

@@ -5,14 +5,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from index.items import (
-    MAX_ATTRIBUTES,
-    MAX_ID_LENGTH,
-    MAX_TITLE_LENGTH,
-    MAX_URL_LENGTH,
-    Attribute,
-    AttributeName,
-)
+from index.items import MAX_ATTRIBUTES, MAX_ID_LENGTH, MAX_TITLE_LENGTH, MAX_URL_LENGTH, Attribute, AttributeName
 from service.schemas.base import MAX_ENTRIES, RequestBody
 
 

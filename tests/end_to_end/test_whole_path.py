@@ -9,7 +9,9 @@ import httpx
 import numpy as np
 import pytest
 
-from index.embedding import Bundle, Embedder, load_pixels
+from index.embedding.bundle import Bundle
+from index.embedding.embedder import Embedder
+from index.embedding.images import load_pixels
 from tests.support.processes import lookalike, run_server
 from training.data.sample_shop import read_shop
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import islice
+from typing import TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,14 @@ their number."""
 _MEASURED_BATCHES = 50
 
 
+class Share(TypedDict, total=False):
+    """The steps of an epoch, by default one round, and the part of each batch that a process gets, by default all."""
+
+    steps_per_epoch: int | None
+    rank: int
+    world_size: int
+
+
 class Batches(ABC):
     """The batches of an epoch, for a DataLoader's `batch_sampler`. Set `epoch`, and `start_step` to begin within it.
 
@@ -36,15 +45,14 @@ class Batches(ABC):
     see exactly the photos that one process would see.
     """
 
-    def __init__(
-        self, batch_size: int, round_steps: int, seed: int, steps_per_epoch: int | None, rank: int, world_size: int
-    ) -> None:
+    def __init__(self, batch_size: int, round_steps: int, seed: int, **share: Unpack[Share]) -> None:
+        rank, world_size = share.get("rank", 0), share.get("world_size", 1)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not below world_size {world_size}")
         self._seed = seed
         self._batch_size = batch_size
         self._round_steps = round_steps
-        self._steps = steps_per_epoch or round_steps
+        self._steps = share.get("steps_per_epoch") or round_steps
         part = batch_size // world_size
         self._own = slice(rank * part, (rank + 1) * part)
         self.epoch = 0
@@ -85,19 +93,10 @@ class Batches(ABC):
 class RandomBatches(Batches):
     """Every photo once per round, shuffled; the incomplete last batch is dropped."""
 
-    def __init__(
-        self,
-        count: int,
-        batch_size: int,
-        seed: int,
-        *,
-        steps_per_epoch: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        batch_size = _shared_batch(batch_size, count, world_size)
+    def __init__(self, count: int, batch_size: int, seed: int, **share: Unpack[Share]) -> None:
+        batch_size = _shared_batch(batch_size, count, share.get("world_size", 1))
         self._count = count
-        super().__init__(batch_size, count // batch_size, seed, steps_per_epoch, rank, world_size)
+        super().__init__(batch_size, count // batch_size, seed, **share)
 
     def _round(self, number: int) -> Iterator[Sequence[int]]:
         yield from self._cut(np.random.default_rng((self._seed, number)).permutation(self._count).tolist())
@@ -112,16 +111,9 @@ class BalancedBatches(Batches):
     """
 
     def __init__(
-        self,
-        labels: Sequence[Hashable],
-        classes: int,
-        photos_per_class: int,
-        seed: int,
-        *,
-        steps_per_epoch: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        self, labels: Sequence[Hashable], classes: int, photos_per_class: int, seed: int, **share: Unpack[Share]
     ) -> None:
+        world_size = share.get("world_size", 1)
         _check_shares(classes * photos_per_class, world_size)
         self._members = _members(labels)
         # As many classes as there are, and so that the processes still share the batch evenly.
@@ -133,7 +125,7 @@ class BalancedBatches(Batches):
         self._photos_per_class = photos_per_class
         times = max(1, round(len(labels) / (len(self._members) * photos_per_class)))
         steps = math.ceil(times * len(self._members) / self._classes)
-        super().__init__(self._classes * photos_per_class, steps, seed, steps_per_epoch, rank, world_size)
+        super().__init__(self._classes * photos_per_class, steps, seed, **share)
 
     def _round(self, number: int) -> Iterator[Sequence[int]]:
         rng = np.random.default_rng((self._seed, number))
@@ -159,20 +151,18 @@ class PowerBatches(Batches):
         *,
         power: float,
         max_per_class: int | None = None,
-        steps_per_epoch: int | None = None,
-        rank: int = 0,
-        world_size: int = 1,
+        **share: Unpack[Share],
     ) -> None:
         self._members = _members(labels)
         weights = np.array([len(members) for members in self._members], float) ** power
         quotas = np.minimum(weights * (len(labels) / weights.sum()), max_per_class or math.inf)
         shown = int(quotas.sum() + 1e-6)
-        batch_size = _shared_batch(batch_size, shown, world_size)
+        batch_size = _shared_batch(batch_size, shown, share.get("world_size", 1))
         steps = shown // batch_size
         # Where the interval of each class ends on a line with one place per photo of a round.
         self._ends = np.cumsum(quotas * min(1, steps * batch_size / quotas.sum()))
         self._ends[-1] = steps * batch_size
-        super().__init__(batch_size, steps, seed, steps_per_epoch, rank, world_size)
+        super().__init__(batch_size, steps, seed, **share)
 
     def _round(self, number: int) -> Iterator[Sequence[int]]:
         earlier = sum((self._counts(before) for before in range(number)), np.zeros(len(self._members), np.int64))
@@ -204,26 +194,16 @@ def make_batches(
     settings: SamplingSettings, labels: Sequence[str], seed: int, *, rank: int = 0, world_size: int = 1
 ) -> Batches:
     """Returns the sampler that the settings describe, for photos of these classes; the caller resolves `auto`."""
-    size, steps = settings.batch_size, settings.steps_per_epoch
+    size, photos = settings.batch_size, settings.photos_per_class
+    share = Share(steps_per_epoch=settings.steps_per_epoch, rank=rank, world_size=world_size)
     match settings.kind:
         case "random":
-            return RandomBatches(len(labels), size, seed, steps_per_epoch=steps, rank=rank, world_size=world_size)
+            return RandomBatches(len(labels), size, seed, **share)
         case "balanced":
-            photos = settings.photos_per_class
-            return BalancedBatches(
-                labels, size // photos, photos, seed, steps_per_epoch=steps, rank=rank, world_size=world_size
-            )
+            return BalancedBatches(labels, size // photos, photos, seed, **share)
         case "power":
-            return PowerBatches(
-                labels,
-                size,
-                seed,
-                power=settings.power,
-                max_per_class=settings.max_per_class,
-                steps_per_epoch=steps,
-                rank=rank,
-                world_size=world_size,
-            )
+            limit = settings.max_per_class
+            return PowerBatches(labels, size, seed, power=settings.power, max_per_class=limit, **share)
         case "auto":
             raise ValueError("the kind of sampling must be decided: random, balanced or power")
 

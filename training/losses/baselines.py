@@ -4,11 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from pytorch_metric_learning import distances, losses, miners, regularizers
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from index._util.models import Frozen
 from training.losses.base import draw_proxies
 from training.losses.validation import check_batch
 
@@ -38,14 +39,12 @@ class PeerLoss(nn.Module):
             return loss.reshape(())
 
 
-class PeerSettings(BaseModel):
+class PeerSettings(Frozen):
     """Settings with the names of the library.
 
     MLRC in a description: tuned on CUB at batches of 256, for "A Metric Learning Reality Check" (Musgrave et al.,
     ECCV 2020; powerful-benchmarker, branch metric-learning, docs/papers/mlrc.md).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class ProxyNCASettings(PeerSettings):

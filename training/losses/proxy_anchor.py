@@ -7,17 +7,16 @@ a comparison can separate it from the weights' dependence on the sample.
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from index._util.models import Frozen
 from training.losses.base import ProxyLoss
 from training.losses.closed_form import Evaluation, Pairs, add_terms, attract, repel
 from training.losses.validation import parse_settings
 
 
-class ProxyAnchorSettings(BaseModel):
+class ProxyAnchorSettings(Frozen):
     """Every hyper-parameter of Proxy-Anchor; the defaults are the paper's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     margin: float = Field(default=0.1, ge=0, description="delta")
     alpha: float = Field(default=32.0, gt=0)

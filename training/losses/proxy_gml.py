@@ -3,22 +3,21 @@
 import math
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from index._util.models import Frozen
 from training.errors import TrainingError
 from training.losses.base import draw_proxies
 from training.losses.validation import check_batch
 
 
-class ProxyGMLSettings(BaseModel):
+class ProxyGMLSettings(Frozen):
     """The defaults are the authors' for CUB and Cars; for thousands of classes they use 1, 0.05 and 0.
 
     They train with Adam's eps at 0.01 (`optimiser.eps`).
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     proxies_per_class: int = Field(default=12, gt=0, description="N")
     subgraph_share: float = Field(default=0.05, gt=0, le=1, description="r, the share of all proxies near a sample")

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index.evaluation.metrics import retrieval_metrics
+from index.evaluation.metrics import mean_metrics, query_metrics
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
 from training.data import DataSet, Photo
 from training.devices import choose_device
 from training.errors import TrainingError
-from training.evaluation import embed_photos, torch_embedder
+from training.evaluation import embed_photos, photo_protocol, torch_embedder
 from training.report.learned import LearnedClasses, learned_classes, proxy_owners, read_proxies
 from training.report.neighbors import SearchResults
 from training.report.space import Similarity, class_similarity, map_to_plane, proxy_similarity, sample_photos
@@ -97,12 +97,7 @@ def analyse_run(run: RunFolder, data: DataSet, on_progress: ReportProgress) -> R
         newest=progress["epoch"],
         # Only a finished run is certain to have measured it on the test classes.
         chosen=_figures(run.result()) if run.is_finished else record,
-        measured=retrieval_metrics(
-            vectors,
-            labels,
-            is_query=[photo.is_query for photo in data.test],
-            is_gallery=[photo.is_gallery for photo in data.test],
-        ),
+        measured=mean_metrics(query_metrics(vectors, photo_protocol(data.test))),
         results=SearchResults(vectors, data.test),
         space=None if plane is None else PlaneMap(plane, [labels[place] for place in shown]),
         similarity=class_similarity(vectors, labels),

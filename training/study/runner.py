@@ -32,14 +32,7 @@ from training.loop import train
 from training.metric_names import retrieval_figures
 from training.setup import prepare_training
 from training.study.file import DropRule, PlannedRun, RunKey, Study
-from training.study.results import (
-    History,
-    Initial,
-    RunResult,
-    StudyFolder,
-    shared_start,
-    sharing_warnings,
-)
+from training.study.results import History, Initial, RunResult, StudyFolder, shared_start, sharing_warnings
 
 CallbackFactory = Callable[[TrainingConfig], AbstractContextManager[Callback]]
 

@@ -1,6 +1,8 @@
 """The tables of the SQLite store, and how connections to it are set up."""
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from index.errors import LookalikeError
@@ -72,12 +74,25 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """Runs a transaction. IMMEDIATE, so that two writers queue instead of failing half-way."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # SQLite rolls back on its own when the disk is full.
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
 def prepare(connection: sqlite3.Connection, path: Path) -> None:
     """Creates the tables in a new file; refuses a file of another schema version."""
     if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
         return  # without waiting for a writer
-    connection.execute("BEGIN IMMEDIATE")
-    try:
+    with transaction(connection):
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version == 0:
             # `executescript` would commit the open transaction, so the statements are run one by one.
@@ -90,7 +105,3 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
                 f"{path} has schema version {version}; this release reads version {SCHEMA_VERSION}.",
                 "Use the release that wrote it, or re-index into a new folder.",
             )
-        connection.execute("COMMIT")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise

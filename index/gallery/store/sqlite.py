@@ -21,7 +21,7 @@ from index.embedding.bundle import CARD_FILE, MODEL_FILE, README_FILE, Bundle
 from index.errors import LookalikeError
 from index.gallery.errors import StoreError, VersionConflict
 from index.gallery.store.base import BundleRow
-from index.gallery.store.schema import connect, prepare, store_error
+from index.gallery.store.schema import connect, prepare, store_error, transaction
 from index.gallery.store.sqlite_jobs import JOBS_FILE, LOCK_FILE, SQLiteJobs
 from index.gallery.store.sqlite_reader import SQLiteReader
 from index.gallery.types import Item, NewImage
@@ -90,18 +90,9 @@ class SQLiteStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Runs a transaction. IMMEDIATE, so that two writers queue instead of failing half-way."""
         try:
-            with self._lock:
-                self._db.execute("BEGIN IMMEDIATE")
-                try:
-                    yield
-                    self._db.execute("COMMIT")
-                except BaseException:
-                    # SQLite rolls back on its own when the disk is full.
-                    if self._db.in_transaction:
-                        self._db.execute("ROLLBACK")
-                    raise
+            with self._lock, transaction(self._db):
+                yield
         except sqlite3.OperationalError as error:
             raise store_error(self.path, error) from error
 

@@ -11,8 +11,6 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import IO
@@ -24,7 +22,7 @@ from index._util.system import exclusive_lock, is_running
 from index.errors import LookalikeError
 from index.gallery.errors import JobMissing, JobRunning
 from index.gallery.jobs import Job
-from index.gallery.store.schema import store_error
+from index.gallery.store.schema import store_error, transaction
 from index.jobs import JobRecord
 
 log = logging.getLogger(__name__)
@@ -124,18 +122,6 @@ class SQLiteJobs:
                 self._db.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._errors(), self._lock:
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
-    @contextmanager
     def _errors(self) -> Iterator[None]:
         """Raises what SQLite reports as an error of the store."""
         try:
@@ -145,7 +131,7 @@ class SQLiteJobs:
 
     def begin(self, source: str, bundle_id: str, *, exclusive: bool = False) -> Job:
         """Starts a record; records of killed processes are saved as interrupted."""
-        with self._transaction():
+        with self._errors(), self._lock, transaction(self._db):
             for other in self.newest(100):
                 if other.state == "interrupted":
                     self.save(other)

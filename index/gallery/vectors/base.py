@@ -96,9 +96,6 @@ class VectorIndex(Protocol):
     def is_building(self) -> bool:
         """Whether some process is building."""
 
-    def report(self, bundle: BundleRow) -> BuildReport | None:
-        """Returns what was measured when the bundle's index was built; None if there is no index."""
-
     def clean(self) -> None:
         """Removes what no bundle of the store uses any more."""
 

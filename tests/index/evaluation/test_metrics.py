@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from index.errors import LookalikeError
-from index.evaluation import (
-    RetrievalProtocol,
+from index.evaluation.metrics import (
     confidence_intervals,
     mean_metrics,
     metrics_from_results,
     query_metrics,
     retrieval_metrics,
 )
+from index.evaluation.ranking import RetrievalProtocol
 from tests.index.evaluation.reference import clusters
 
 

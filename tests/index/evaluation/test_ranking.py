@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
 from index.errors import LookalikeError
-from index.evaluation import RankingSettings, RetrievalProtocol, query_metrics, retrieval_metrics
-from index.evaluation.ranking import relevant_ranks
+from index.evaluation.metrics import query_metrics, retrieval_metrics
+from index.evaluation.ranking import RankingSettings, RetrievalProtocol, relevant_ranks
 from tests.index.evaluation.reference import clusters, slow_metrics
 
 COUNTING, SORTING = RankingSettings(max_counted=40), RankingSettings(max_counted=0)
@@ -118,7 +118,8 @@ def test_memory_is_bounded(photos: int, classes: int) -> None:
     script = f"""
 import numpy as np
 from pathlib import Path
-from index.evaluation import RankingSettings, retrieval_metrics
+from index.evaluation.metrics import retrieval_metrics
+from index.evaluation.ranking import RankingSettings
 
 def peak() -> int:
     return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("VmHWM"))

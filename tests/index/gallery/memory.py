@@ -465,19 +465,15 @@ class MemoryIndex:
             self._store.data.built[name] = replace(built, name=name)
         self._store.set_index(bundle.key, name, built.revision)
         on_progress(len(built.rows), len(built.rows))
-        return self.report(bundle._replace(index_name=name))
+        if name is None:
+            return None
+        return BuildReport(
+            name=name, revision=built.revision, images=len(built.rows), is_new=True,
+            kind="exact", recall=1.0, target=1.0, effort=0, scans=False,
+        )  # fmt: skip
 
     def is_building(self) -> bool:
         return False
-
-    def report(self, bundle: BundleRow) -> BuildReport | None:
-        if bundle.index_name is None:
-            return None
-        built = self.open(bundle)
-        return BuildReport(
-            name=bundle.index_name, revision=built.revision, images=len(built.rows), is_new=True,
-            kind="exact", recall=1.0, target=1.0, effort=0, scans=False,
-        )  # fmt: skip
 
     def clean(self) -> None:
         named = {bundle.index_name for bundle in self._store.bundles()}

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.embedding import Bundle, Embedder, ImageError, load_pixels
-from index.embedding.images import digest
+from index.embedding.bundle import Bundle
+from index.embedding.embedder import Embedder
+from index.embedding.images import ImageError, digest, load_pixels
 from index.gallery.types import Item, NewImage
 from index.ingest.embedding_plan import Reject, Unchanged
 from index.ingest.sources import Source, SourceImage

@@ -75,11 +75,6 @@ class FaissIndex:
         with self._lock(wait=False) as is_locked:
             return not is_locked
 
-    def report(self, bundle: BundleRow) -> BuildReport | None:
-        if bundle.index_name is None:
-            return None
-        return _report(read_manifest(self._root / bundle.index_name), is_new=False)
-
     def clean(self) -> None:
         with self._lock(wait=True):
             self._remove_unused()

@@ -57,12 +57,8 @@ def _satchel(look: Look, metal: Material, rng: np.random.Generator) -> list[Part
     parts = [Part(rounded_box(w, h, d, 0.06, 7.0), look.in_main(0.25))]
     drop = rng.uniform(0.52, 0.68)
     parts.append(Part(_flap(w * 0.5 + 0.012, h, d / 2, h * (1 - drop)), look.patterned(0.25)))
-    parts.append(
-        Part(
-            slab(superellipse(0.06, 0.045, 5.0)[::-1], 0.03, 0.01).translate(0, h * (1 - drop) + 0.06, d / 2 + 0.045),
-            metal,
-        )
-    )
+    clasp = slab(superellipse(0.06, 0.045, 5.0)[::-1], 0.03, 0.01).translate(0, h * (1 - drop) + 0.06, d / 2 + 0.045)
+    parts.append(Part(clasp, metal))
     parts.append(Part(_handle(w * 0.24, h * 0.99, h + rng.uniform(0.2, 0.3), 0, 0.026), look.in_accent(0.3)))
     parts += [Part(ball(0.035, 12).translate(x, h + 0.01, 0), metal) for x in (-w * 0.24, w * 0.24)]
     return parts
@@ -101,12 +97,7 @@ def _bucket(look: Look, metal: Material, rng: np.random.Generator) -> list[Part]
         (h * 0.88, w * 0.8, d * 0.72),
         (h, w * 0.92, d * 0.8),
     ]
-    inside = [
-        (h, w * 0.92, d * 0.8),
-        (h - 0.02, w * 0.86, d * 0.74),
-        (h * 0.6, w * 0.8, d * 0.7),
-        (h * 0.6, 0, 0),
-    ]
+    inside = [(h, w * 0.92, d * 0.8), (h - 0.02, w * 0.86, d * 0.74), (h * 0.6, w * 0.8, d * 0.7), (h * 0.6, 0, 0)]
     smooth_levels = [tuple(row) for row in np.concatenate([levels[:2], smooth(levels[2:], 24)])]
     parts = [
         Part(loft(smooth_levels, power=2.4), look.patterned(0.25)),
@@ -117,10 +108,8 @@ def _bucket(look: Look, metal: Material, rng: np.random.Generator) -> list[Part]
     parts.append(Part(sweep(cord, 0.018, up=(0, 1, 0)), look.in_accent(0.2)))
     parts.append(Part(_handle(w * 0.86, h * 0.9, h + rng.uniform(0.32, 0.46), 0, 0.024, 1.8), look.in_main(0.2)))
     for x, drop in ((-0.03, 0.15), (0.035, 0.19)):
-        tail = smooth(
-            [(x * 0.4, h * 0.875, d * 0.74), (x, h * 0.8, d * 0.96), (x * 1.3, h * 0.875 - drop, d * 1.05)],
-            12,
-        )
+        knots = [(x * 0.4, h * 0.875, d * 0.74), (x, h * 0.8, d * 0.96), (x * 1.3, h * 0.875 - drop, d * 1.05)]
+        tail = smooth(knots, 12)
         parts += [
             Part(sweep(tail, 0.011, up=(1, 0, 0), segments=8), look.in_accent(0.2)),
             Part(ball(0.024, 12).translate(*tail[-1]), metal),
@@ -134,12 +123,8 @@ def _round_bag(look: Look, metal: Material, rng: np.random.Generator) -> list[Pa
     edge = np.column_stack([outline * 1.005, np.zeros(len(outline))]) + np.array([0, r * lower, 0])
     parts = [Part(slab(outline, d, 0.05, dome=0.03).translate(y=r * lower), look.patterned(0.3))]
     parts += [Part(sweep(edge + np.array([0, 0, z]), 0.014), look.in_accent(0.3)) for z in (-d * 0.36, d * 0.36)]
-    parts.append(
-        Part(
-            _handle(r * 0.55, r * lower * 1.8, r * lower * 2 + rng.uniform(0.24, 0.42), 0, 0.024),
-            look.in_main(0.3),
-        )
-    )
+    handle = _handle(r * 0.55, r * lower * 1.8, r * lower * 2 + rng.uniform(0.24, 0.42), 0, 0.024)
+    parts.append(Part(handle, look.in_main(0.3)))
     parts += [Part(ball(0.034, 12).translate(x, r * lower * 1.84, 0), metal) for x in (-r * 0.55, r * 0.55)]
     pull = slab(superellipse(0.022, 0.05, 3.0)[::-1], 0.015, 0.006).translate(r * 0.1, r * lower * 1.9, d * 0.5)
     return [*parts, Part(pull, metal)]
@@ -159,13 +144,8 @@ def backpack(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     parts.append(Part(pocket, look.in_accent() if look.pattern.name == "plain" else look.in_main()))
     zip_y = 0.06 + pocket_h * 0.78
     parts.append(Part(_bar(w * 0.6, zip_y, d * 1.33), look.in_trim()))
-    parts += [
-        Part(
-            _pouch(d * 0.5, h * 0.3, 0.06, 0.05).rotate("y", 90).translate(side * w * 0.98, 0.05, 0),
-            look.in_main(),
-        )
-        for side in (-1, 1)
-    ]
+    side_pocket = _pouch(d * 0.5, h * 0.3, 0.06, 0.05).rotate("y", 90)
+    parts += [Part(side_pocket.translate(side * w * 0.98, 0.05, 0), look.in_main()) for side in (-1, 1)]
     return parts + _backpack_top(look, form % 4, w, h, d)
 
 
@@ -180,13 +160,8 @@ def _pouch(w: float, h: float, d: float, rise: float) -> Mesh:
     levels += [(float(y), w, d) for y in np.linspace(0.09, start, 7)]
     for turn in np.linspace(0.15, np.pi / 2, 9):
         shrink = np.cos(turn) ** 0.6 if rise > 0.2 else 0.55 + 0.45 * np.cos(turn)
-        levels.append(
-            (
-                start + (h - start) * float(np.sin(turn)),
-                w * float(shrink),
-                d * float(0.25 + 0.75 * np.cos(turn)),
-            )
-        )
+        height = start + (h - start) * float(np.sin(turn))
+        levels.append((height, w * float(shrink), d * float(0.25 + 0.75 * np.cos(turn))))
     return loft([*levels, (h, 0.0, 0.0)], power=3.2)
 
 
@@ -228,9 +203,8 @@ def _backpack_top(look: Look, kind: int, w: float, h: float, d: float) -> list[P
         for x in (-w * 0.5, w * 0.5):
             strip = smooth([(x, h * 0.85, d * 1.26), (x, h * 0.6, d * 1.3), (x, h * 0.46, d * 1.42)], 12)
             parts.append(Part(sweep(strip, 0.011, up=(1, 0, 0), flatten=2.4), look.in_trim()))
-            parts.append(
-                Part(slab(superellipse(0.036, 0.03, 5.0)[::-1], 0.02, 0.008).translate(x, h * 0.55, d * 1.34), GOLD)
-            )
+            buckle = slab(superellipse(0.036, 0.03, 5.0)[::-1], 0.02, 0.008).translate(x, h * 0.55, d * 1.34)
+            parts.append(Part(buckle, GOLD))
         return parts
     across = np.linspace(-w * 0.92, w * 0.92, 13)
     roll = sweep(np.column_stack([across, 0 * across + h + 0.02, 0 * across]), 0.07, up=(0, 0, 1))

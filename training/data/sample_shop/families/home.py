@@ -6,16 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from training.data.sample_shop.geometry import (
-    ball,
-    fillet,
-    revolve,
-    slab,
-    smooth,
-    superellipse,
-    sweep,
-    tube_between,
-)
+from training.data.sample_shop.geometry import ball, fillet, revolve, slab, smooth, superellipse, sweep, tube_between
 from training.data.sample_shop.looks import GOLD, RUBBER, STEEL, WOODS, Look, Material, Part, solid
 
 
@@ -46,11 +37,8 @@ def _lamp_base(look: Look, kind: int, low: float, rng: np.random.Generator) -> l
     metal = GOLD if rng.random() < 0.5 else STEEL
     stem = Part(revolve([(0.022, 0.05), (0.022, low + 0.12)], 16), metal)
     if kind % 4 == 0:
-        wall = smooth(
-            [(0.14, 0.0), (0.16, 0.03), (0.23, 0.2), (0.1, low * 0.8), (0.05, low * 0.9), (0.0, low * 0.9)],
-            30,
-        )
-        return [stem, Part(revolve(wall), look.in_main(0.8))]
+        knots = [(0.14, 0.0), (0.16, 0.03), (0.23, 0.2), (0.1, low * 0.8), (0.05, low * 0.9), (0.0, low * 0.9)]
+        return [stem, Part(revolve(smooth(knots, 30)), look.in_main(0.8))]
     if kind % 4 == 1:
         sizes = (0.17, 0.13, 0.1)
         heights = np.cumsum([0.16, 0.24, 0.18])
@@ -65,12 +53,8 @@ def _lamp_base(look: Look, kind: int, low: float, rng: np.random.Generator) -> l
     legs = []
     for turn in (90, 210, 330):
         x, z = 0.27 * np.cos(np.radians(turn)), 0.27 * np.sin(np.radians(turn))
-        legs.append(
-            Part(
-                tube_between((x, 0.02, z), (x * 0.1, low * 0.98, z * 0.1), 0.022, 0.03),
-                WOODS[int(rng.integers(3))],
-            )
-        )
+        leg = tube_between((x, 0.02, z), (x * 0.1, low * 0.98, z * 0.1), 0.022, 0.03)
+        legs.append(Part(leg, WOODS[int(rng.integers(3))]))
     return [stem, *legs]
 
 
@@ -84,12 +68,8 @@ def chair(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     for x in (-1, 1):
         for z in (-1, 1):
             foot = (x * (half * 0.8 + splay), 0.01, z * (half * 0.8 + splay))
-            parts.append(
-                Part(
-                    tube_between(foot, (x * half * 0.78, seat_y - 0.03, z * half * 0.78), slim * 0.75, slim),
-                    frame,
-                )
-            )
+            leg = tube_between(foot, (x * half * 0.78, seat_y - 0.03, z * half * 0.78), slim * 0.75, slim)
+            parts.append(Part(leg, frame))
     return parts + _chair_back(look, form % 4, half, seat_y, top, frame) + _chair_arms(look, rng, half, seat_y, frame)
 
 
@@ -100,13 +80,8 @@ def _chair_back(look: Look, kind: int, half: float, seat_y: float, top: float, f
     def at(x: float, y: float) -> tuple[float, float, float]:
         return (x, y, -half * 0.86 - lean * (y - seat_y) / (top - seat_y))
 
-    posts = [
-        Part(
-            tube_between(at(s * half * 0.86, seat_y - 0.02), at(s * half * 0.9, top - 0.03), 0.026, 0.022),
-            frame,
-        )
-        for s in (-1, 1)
-    ]
+    ends = [(at(s * half * 0.86, seat_y - 0.02), at(s * half * 0.9, top - 0.03)) for s in (-1, 1)]
+    posts = [Part(tube_between(foot, head, 0.026, 0.022), frame) for foot, head in ends]
     if kind == 0:
         panel = slab(superellipse(half * 0.98, (top - seat_y) * 0.36, 4.0)[::-1], 0.06, 0.03, dome=0.015)
         return [*posts, Part(panel.rotate("x", -11).translate(*at(0, seat_y + (top - seat_y) * 0.64)), cloth)]
@@ -121,13 +96,9 @@ def _chair_back(look: Look, kind: int, half: float, seat_y: float, top: float, f
             ],
             36,
         )
-        rods = [
-            Part(
-                tube_between(at(x * half, seat_y), at(x * half * 1.1, top - 0.05 - 0.12 * x * x), 0.012, 0.012, 8),
-                frame,
-            )
-            for x in (-0.55, -0.2, 0.2, 0.55)
-        ]
+        places = (-0.55, -0.2, 0.2, 0.55)
+        ends = [(at(x * half, seat_y), at(x * half * 1.1, top - 0.05 - 0.12 * x * x)) for x in places]
+        rods = [Part(tube_between(foot, head, 0.012, 0.012, 8), frame) for foot, head in ends]
         return [Part(sweep(bow, 0.026), look.in_main(0.3)), *rods]
     if kind == 2:
         bars = []
@@ -136,10 +107,8 @@ def _chair_back(look: Look, kind: int, half: float, seat_y: float, top: float, f
             bars.append(Part(bar.rotate("x", -11).translate(*at(0, seat_y + (top - seat_y) * f)), cloth))
         return posts + bars
     disc = slab(superellipse(half * 0.92, half * 0.92, 2.0)[::-1], 0.06, 0.03, dome=0.015)
-    stays = [
-        Part(tube_between(at(s * half * 0.4, seat_y), at(s * half * 0.45, top - half), 0.02, 0.02), frame)
-        for s in (-1, 1)
-    ]
+    ends = [(at(s * half * 0.4, seat_y), at(s * half * 0.45, top - half)) for s in (-1, 1)]
+    stays = [Part(tube_between(foot, head, 0.02, 0.02), frame) for foot, head in ends]
     return [*stays, Part(disc.rotate("x", -11).translate(*at(0, top - half * 0.92)), cloth)]
 
 
@@ -149,14 +118,7 @@ def _chair_arms(look: Look, rng: np.random.Generator, half: float, seat_y: float
     arms = []
     for s in (-1, 1):
         x = s * half * 1.02
-        path = smooth(
-            [
-                (x, seat_y, half * 0.6),
-                (x, seat_y + 0.2, half * 0.62),
-                (x, seat_y + 0.22, 0),
-                (x, seat_y + 0.21, -half),
-            ],
-            24,
-        )
+        bends = ((0, half * 0.6), (0.2, half * 0.62), (0.22, 0), (0.21, -half))
+        path = smooth([(x, seat_y + y, z) for y, z in bends], 24)
         arms.append(Part(sweep(path, 0.022, up=(1, 0, 0), flatten=1.4), frame))
     return arms

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from training.data.sample_shop.geometry import (
-    Array,
-    Mesh,
-    ball,
-    grid,
-    slab,
-    smooth,
-    superellipse,
-    sweep,
-)
+from training.data.sample_shop.geometry import Array, Mesh, ball, grid, slab, smooth, superellipse, sweep
 from training.data.sample_shop.looks import Look, Material, Part
 
 ROWS = 44
@@ -105,13 +96,9 @@ def _polo_collar(look: Look, neck: Array) -> list[Part]:
         Part(grid(np.array(rows), two_sided=True), look.in_accent(0.05)),
         Part(strip.translate(0, front[1] - 0.13, front[2] + 0.05), look.in_accent(0.05)),
     ]
-    parts += [
-        Part(
-            ball(0.014, 10).translate(0, front[1] - drop, front[2] + 0.052 + (drop - 0.13) * 0.3),
-            look.in_trim(0.5),
-        )
-        for drop in (0.1, 0.16, 0.22)
-    ]
+    for drop in (0.1, 0.16, 0.22):
+        button = ball(0.014, 10).translate(0, front[1] - drop, front[2] + 0.052 + (drop - 0.13) * 0.3)
+        parts.append(Part(button, look.in_trim(0.5)))
     return parts
 
 

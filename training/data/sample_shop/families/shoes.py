@@ -108,10 +108,8 @@ def _last(collar: float, sole: float, kind: int, rng: np.random.Generator) -> La
         30,
     )
     heel = -0.46
-    back = smooth(
-        [(heel, lift), (heel - 0.02, lift + 0.12), (heel - 0.005, lift + 0.25), (heel + 0.02, lift + collar)],
-        30,
-    )
+    knots = [(heel, lift), (heel - 0.02, lift + 0.12), (heel - 0.005, lift + 0.25), (heel + 0.02, lift + collar)]
+    back = smooth(knots, 30)
     widths = smooth([(0.175,), (0.185,), (0.18,), (0.16,), (0.13,), (0.115,), (0.112 if kind < 2 else 0.12,)], 30)[:, 0]
     return Last(front, back, widths * rng.uniform(0.95, 1.05), (0.1, 0.06, 0.05, 0.02)[kind])
 

@@ -71,15 +71,8 @@ def teapot(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     ][form % 4]
     wall = smooth(np.array(knots) * [rng.uniform(0.92, 1.08), 1.0], 30)
     top = wall[-1]
-    lid = smooth(
-        [
-            (top[0] + 0.015, top[1]),
-            (top[0] * 0.75, top[1] + 0.07),
-            (0.05, top[1] + 0.11),
-            (0.0, top[1] + 0.115),
-        ],
-        12,
-    )
+    profile = [(top[0] + 0.015, 0), (top[0] * 0.75, 0.07), (0.05, 0.11), (0.0, 0.115)]
+    lid = smooth([(radius, top[1] + y) for radius, y in profile], 12)
     parts = [
         Part(revolve([(0.0, 0.0), (wall[0, 0], 0.0)]), look.in_trim()),
         Part(revolve(wall, 64), look.patterned(0.8)),
@@ -89,15 +82,8 @@ def teapot(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     parts.append(Part(knob, WOODS[0] if rng.random() < 0.4 else look.in_trim(0.7)))
     at = float(np.interp(0.3 * top[1], wall[:, 1], wall[:, 0]))
     rise = top[1] * rng.uniform(0.95, 1.1)
-    spout = smooth(
-        [
-            (at - 0.08, 0.3 * top[1], 0),
-            (at + 0.14, 0.42 * top[1], 0),
-            (at + 0.2, 0.75 * top[1], 0),
-            (at + 0.33, rise, 0),
-        ],
-        24,
-    )
+    bends = [(at - 0.08, 0.3 * top[1]), (at + 0.14, 0.42 * top[1]), (at + 0.2, 0.75 * top[1]), (at + 0.33, rise)]
+    spout = smooth([(x, y, 0) for x, y in bends], 24)
     parts.append(Part(sweep(spout, np.linspace(0.105, 0.045, 24), capped=False).both_sides(), look.in_main(0.8)))
     if form // 2 % 2:
         reach = float(wall[:, 0].max()) * 0.82
@@ -124,15 +110,8 @@ def bottle(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     n = r * neck
     if form % 4 == 0:
         cap = fillet([(n, top), (n + 0.02, top), (n + 0.02, top + 0.13), (0, top + 0.13)], 0.03)
-        loop = smooth(
-            [
-                (-n * 0.7, top + 0.12, 0),
-                (-n * 0.6, top + 0.22, 0),
-                (n * 0.6, top + 0.22, 0),
-                (n * 0.7, top + 0.12, 0),
-            ],
-            24,
-        )
+        profile = [(-0.7, 0.12), (-0.6, 0.22), (0.6, 0.22), (0.7, 0.12)]
+        loop = smooth([(n * x, top + y, 0) for x, y in profile], 24)
         parts += [
             Part(revolve(cap), look.in_accent(0.4)),
             Part(sweep(loop, 0.02, flatten=1.8), look.in_accent(0.4)),

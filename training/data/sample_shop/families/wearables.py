@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from training.data.sample_shop.geometry import (
-    Mesh,
-    ball,
-    grid,
-    slab,
-    smooth,
-    superellipse,
-    sweep,
-    tube_between,
-)
+from training.data.sample_shop.geometry import Mesh, ball, grid, slab, smooth, superellipse, sweep, tube_between
 from training.data.sample_shop.looks import GOLD, RUBBER, STEEL, Look, Material, Part, linear, solid
 from training.data.sample_shop.patterns import Pattern
 
@@ -58,14 +49,8 @@ def glasses(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
         pane = slab(line * 0.99, 0.012, 0.004, dome=0.012).translate(side * gap, base, -0.25 * gap**2)
         parts.append(Part(pane, lens))
         parts.append(Part(_temple(side, gap + w, base + h * 0.35, thick, rng), look.in_main(0.6)))
-    bridge = smooth(
-        [
-            (-gap + w * 0.84, base + h * 0.25, 0),
-            (0, base + h * 0.5, 0.015),
-            (gap - w * 0.84, base + h * 0.25, 0),
-        ],
-        14,
-    )
+    reach, low = gap - w * 0.84, base + h * 0.25
+    bridge = smooth([(-reach, low, 0), (0, base + h * 0.5, 0.015), (reach, low, 0)], 14)
     parts.append(Part(sweep(bridge, thick * 0.9), look.in_main(0.6)))
     return parts
 
@@ -91,11 +76,8 @@ def watch(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     case = superellipse(r, r, power)[::-1]
     face = ("#f6f3ea", "#1f2229", look.main)[int(rng.integers(3))]
     ink = "#1c1d22" if linear(face).mean() > 0.25 else "#f4f1e8"
-    dial = Material(
-        np.stack([linear(face), linear(ink), linear("#d8452f")]),
-        Pattern("dial", 1.0, int(rng.integers(64))),
-        0.35,
-    )
+    colours = np.stack([linear(face), linear(ink), linear("#d8452f")])
+    dial = Material(colours, Pattern("dial", 1.0, int(rng.integers(64))), 0.35)
     z = 0.06
     parts = [
         Part(_band(r, rng.uniform(0.6, 0.78), kind), look.patterned(0.15, density=1.6)),
@@ -104,9 +86,8 @@ def watch(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
         Part(tube_between((r * 0.98, 0, z), (r * 1.14, 0, z), 0.035, 0.035), metal),
     ]
     bezel = np.column_stack([case * 0.93, np.full(len(case), z + 0.066)])
-    parts.append(
-        Part(sweep(bezel, 0.03 if kind == 3 else 0.018, segments=10), look.in_trim(0.6) if kind == 3 else metal)
-    )
+    thick, finish = (0.03, look.in_trim(0.6)) if kind == 3 else (0.018, metal)
+    parts.append(Part(sweep(bezel, thick, segments=10), finish))
     rotated = [Part(p.mesh.rotate("x", -24), p.material) for p in parts]
     low = min(float(p.mesh.points[:, 1].min()) for p in rotated)
     return [Part(p.mesh.translate(y=-low), p.material) for p in rotated]
@@ -147,34 +128,22 @@ def headphones(look: Look, form: int, rng: np.random.Generator) -> list[Part]:
     if kind == 2:
         parts = [Part(sweep(arch + np.array([0, 0, z]), 0.017), STEEL) for z in (-0.045, 0.045)]
         pad = pad + np.array([0, 0.02, 0])
-    parts.append(
-        Part(sweep(pad, 0.03, flatten=2.4, power=2.6), look.in_main(0.1) if kind == 2 else look.in_accent(0.1))
-    )
+    cover = look.in_main(0.1) if kind == 2 else look.in_accent(0.1)
+    parts.append(Part(sweep(pad, 0.03, flatten=2.4, power=2.6), cover))
     outline = superellipse(r, r * tall, 2.2)[::-1]
-    dark = rng.random() < 0.6
+    cushion = RUBBER if rng.random() < 0.6 else solid("#ddd6c8", 0.1)
     for side in (-1, 1):
         cup = [
             Part(slab(outline, 0.13, 0.04, dome=0.02), look.patterned(0.45, density=1.5)),
-            Part(
-                slab(outline * 0.98, 0.1, 0.045).translate(z=-0.1),
-                RUBBER if dark else solid("#ddd6c8", 0.1),
-            ),
+            Part(slab(outline * 0.98, 0.1, 0.045).translate(z=-0.1), cushion),
         ]
         rim = np.column_stack([outline * 0.99, np.full(len(outline), 0.03)])
         cup.append(Part(sweep(rim, 0.016, segments=10), STEEL if kind % 2 else look.in_accent(0.4)))
         for part in cup:
-            parts.append(
-                Part(
-                    part.mesh.rotate("y", side * 90).rotate("z", side * 4).translate(side * (half - 0.01), cup_y, 0),
-                    part.material,
-                )
-            )
-        parts.append(
-            Part(
-                tube_between((side * half, cup_y + r * tall * 0.55, 0), (side * half, top * 0.66, 0), 0.028, 0.024),
-                STEEL,
-            )
-        )
+            mesh = part.mesh.rotate("y", side * 90).rotate("z", side * 4)
+            parts.append(Part(mesh.translate(side * (half - 0.01), cup_y, 0), part.material))
+        rod = tube_between((side * half, cup_y + r * tall * 0.55, 0), (side * half, top * 0.66, 0), 0.028, 0.024)
+        parts.append(Part(rod, STEEL))
     if kind == 3:
         boom = smooth(
             [

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from index.gallery.filters import Filter
-from index.gallery.types import MAX_INTEGER, Attribute, Facet
 from index.gallery.vectors.faiss.arrays import open_arrays, write_arrays
 from index.gallery.vectors.faiss.columns import Columns, encode_columns
+from index.items import MAX_INTEGER, Attribute, Facet
 
 Row = dict[str, Attribute]
 
