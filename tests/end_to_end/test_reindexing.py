@@ -148,6 +148,7 @@ def test_a_job_killed_at_random_moments_continues_where_it_stopped(tmp_path: Pat
     assert verified.returncode == 0, verified.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_first_signal_stops_the_job_after_its_batch(tmp_path: Path, number: signal.Signals) -> None:
     table, bundle = write_many(tmp_path / "source"), make_tiny_bundle(tmp_path / "bundle")
@@ -163,6 +164,7 @@ def test_a_first_signal_stops_the_job_after_its_batch(tmp_path: Path, number: si
     assert record["unchanged"] == stopped["embedded"] > 0, "all that it reported was kept"
 
 
+@pytest.mark.slow
 def test_another_process_watches_and_stops_a_job(tmp_path: Path) -> None:
     table, bundle = write_many(tmp_path / "source"), make_tiny_bundle(tmp_path / "bundle")
     arguments = (table, "--gallery", tmp_path / "gallery", "--bundle", bundle, "--rejects", tmp_path / "rejects.csv")

@@ -191,6 +191,7 @@ async def test_an_error_of_the_session_fails_its_batch_and_no_other(embedder: Em
 # The active model
 
 
+@pytest.mark.slow
 def test_the_service_follows_a_newly_activated_bundle_and_never_mixes_two(tmp_path: Path) -> None:
     bundle, other = make_tiny_bundle(tmp_path / "one"), make_tiny_bundle(tmp_path / "two", grid=2)
     source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"

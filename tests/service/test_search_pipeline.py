@@ -22,6 +22,7 @@ from tests.support.tiny_gallery import index_source, tiny_photo, write_tiny_sour
 PHOTO = tiny_photo(2, 5)
 
 
+@pytest.mark.slow
 def test_a_photo_that_is_decoded_while_the_bundle_is_replaced_is_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

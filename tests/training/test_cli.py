@@ -16,6 +16,7 @@ from training.data import DataSet
 from training.errors import TrainingError
 
 
+@pytest.mark.slow
 def test_export_writes_a_bundle_per_precision_and_prints_its_id(
     data: DataSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

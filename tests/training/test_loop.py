@@ -159,6 +159,7 @@ def test_training_moves_the_weights_and_leaves_batch_norm_statistics(run: RunFol
     assert torch.equal(before["backbone.bn1.running_mean"], after["backbone.bn1.running_mean"])
 
 
+@pytest.mark.slow
 def test_a_finished_run_continues_for_more_epochs(data: DataSet, config: TrainingConfig, tmp_path: Path) -> None:
     """With a constant rate it ends with the weights of one long run."""
     constant = load_config(None, [*SMALL_SETTINGS, "schedule.kind=constant", "loss.settings.volume=9"])
@@ -199,6 +200,7 @@ def test_a_run_is_not_continued_on_other_photos(config: TrainingConfig, tmp_path
         )
 
 
+@pytest.mark.slow
 def test_a_loss_that_draws_random_numbers_resumes_to_the_same_weights(data: DataSet, tmp_path: Path) -> None:
     """Also when the activations were cached by an earlier run."""
     config = load_config(None, [*SMALL_SETTINGS, "loss.name=margin", "cached_views=2", "cached_stage=-1", "epochs=3"])

@@ -252,5 +252,6 @@ class ExtendedGraphs(FullHistory):
     faiss_settings = FaissSettings(exact_up_to=4, graph_step_cost=1e-9, copied_up_to=2, max_dead_share=0.9)
 
 
+@pytest.mark.slow
 def test_a_gallery_with_extended_graphs_equals_the_reference() -> None:
     run_state_machine_as_test(ExtendedGraphs, settings=histories(30, 20))

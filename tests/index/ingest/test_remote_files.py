@@ -116,6 +116,7 @@ def test_parquet_is_read_from_a_server_without_range_requests(tmp_path: Path, sh
     assert Source([f"{shop}/t.parquet"], images="/photos").check().images == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "reason", "requested"),
     [

@@ -185,6 +185,7 @@ async def test_the_async_client_returns_the_same(shop: str) -> None:
             await client.cancel_job(started.id)
 
 
+@pytest.mark.slow
 def test_a_rate_limited_request_is_retried_after_the_requested_delay(settings: Settings, tmp_path: Path) -> None:
     key = KeyRing(tmp_path / "keys.json").create("shop", ["search"])
     guarded = settings.model_copy(update={"keys": tmp_path / "keys.json", "rate": 4.0, "burst": 1})

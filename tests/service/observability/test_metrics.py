@@ -221,6 +221,7 @@ def test_every_log_line_is_json_and_every_request_has_one(settings: Settings, tm
     assert token not in text and token.split("_")[2] not in text
 
 
+@pytest.mark.slow
 def test_a_first_start_logs_what_is_missing_and_the_remedy(settings: Settings, tmp_path: Path) -> None:
     keys, empty = tmp_path / "keys.json", settings.model_copy(update={"gallery": tmp_path / "gallery"})
     with running(empty, tmp_path, LOOKALIKE_CREATE="true", LOOKALIKE_KEYS=str(keys)) as service:
@@ -235,6 +236,7 @@ def test_a_first_start_logs_what_is_missing_and_the_remedy(settings: Settings, t
     assert "WARNING" not in service.log.read_text()
 
 
+@pytest.mark.slow
 def test_processes_are_reported_as_one_service(settings: Settings, tmp_path: Path) -> None:
     with running(settings, tmp_path, LOOKALIKE_WORKERS="2") as service:
         values: dict[str, float] = {}

@@ -34,6 +34,7 @@ def answered(connection: socket.socket) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", HEAD[:-2], HEAD[:30]])
 @pytest.mark.parametrize("asked_before", [False, True])
 def test_a_connection_that_never_completes_a_head_is_closed(

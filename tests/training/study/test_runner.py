@@ -148,6 +148,7 @@ def test_two_processes_share_the_runs(finished: tuple[Path, StudyFolder], photos
     assert without_times(folder)[0].items() <= without_times(finished[1])[0].items()
 
 
+@pytest.mark.slow
 def test_a_run_far_behind_is_dropped_and_a_failed_one_does_not_stop_others(photos: Path, tmp_path: Path) -> None:
     anchor = {"loss": {"name": "proxy_anchor"}}
     runs = {

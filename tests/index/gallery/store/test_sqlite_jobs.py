@@ -132,6 +132,7 @@ def _open_and_begin(directory: Path, barrier: "multiprocessing.synchronize.Barri
     jobs.close()
 
 
+@pytest.mark.slow
 def test_processes_may_create_the_history_concurrently(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     for attempt in range(20):

@@ -117,6 +117,7 @@ def test_an_interruption_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_leftovers_of_a_killed_writer_are_not_a_shop_and_are_removed(tmp_path: Path) -> None:
     place = tmp_path / "shop"
     code = (
