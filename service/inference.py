@@ -281,7 +281,7 @@ class ActiveModel:
             self._loading = None
 
     async def _load(self, bundle_id: str) -> None:
-        await self._replace_model(await anyio.to_thread.run_sync(self._gallery.kept_bundle, bundle_id))
+        await self._replace_model(await anyio.to_thread.run_sync(self._gallery.load_bundle, bundle_id))
 
     async def _replace_model(self, bundle: Bundle) -> None:
         embedder = await anyio.to_thread.run_sync(_warm_embedder, bundle, self._settings.threads)

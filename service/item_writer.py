@@ -122,7 +122,7 @@ async def _store(
     """
     embedder = _PhotoEmbedder(state, item_id, photos)
     for _ in range(state.settings.max_write_attempts):
-        seen = await state.admission.run("read", state.gallery.stored, item_id)
+        seen = await state.admission.run("read", state.gallery.get_item, item_id)
         check_conditions(conditions, item_id, seen)
         item, surplus = target(seen)
         model = await state.active_model.ready() if photos else None
@@ -182,7 +182,7 @@ async def _delete(
 ) -> None:
     with state.admission.place("write"):
         for _ in range(state.settings.max_write_attempts):
-            seen = await state.admission.run("read", state.gallery.stored, item_id)
+            seen = await state.admission.run("read", state.gallery.get_item, item_id)
             check_conditions(conditions, item_id, seen)
             if seen is None:
                 return
@@ -204,7 +204,7 @@ async def _follow_bundle(state: ServiceState, item_id: str, embedder: "_PhotoEmb
     for _ in range(state.settings.max_write_attempts):
         if await state.admission.run("read", state.gallery.active_bundle) == model.bundle.id:
             return
-        seen = await state.admission.run("read", state.gallery.stored, item_id)
+        seen = await state.admission.run("read", state.gallery.get_item, item_id)
         if seen is None:  # deleted by another request since
             return
         newer = await state.active_model.follow()

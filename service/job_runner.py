@@ -70,7 +70,7 @@ def _find_bundle(state: ServiceState, name: str | None) -> Bundle:
     if name is not None:
         return Bundle.load(_look_up(state.settings.bundles, name, "bundle"))
     active = state.gallery.active_bundle()
-    return state.active_model.current().bundle if active is None else state.gallery.kept_bundle(active)
+    return state.active_model.current().bundle if active is None else state.gallery.load_bundle(active)
 
 
 def _start_process(job: Job, folder: Path, options: ReindexOptions) -> "subprocess.Popen[bytes]":

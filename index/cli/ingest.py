@@ -155,7 +155,7 @@ def search(
         active = opened.active_bundle()
         if active is None:
             raise LookalikeError(f"The gallery {gallery} is empty.", "Index a catalogue with `lookalike reindex`.")
-        model = Bundle.load(bundle) if bundle else opened.kept_bundle(active)
+        model = Bundle.load(bundle) if bundle else opened.load_bundle(active)
         pixels = load_pixels(read_file(photo), model.preprocessing)
         found = opened.search(Embedder(model).embed(pixels[None]), bundle_id=model.id, top=top)
         for hit in found.hits[0]:

@@ -31,7 +31,7 @@ def write_parquet(
     check_target(file, force=force)
     arrow, parquet = _pyarrow()
     try:
-        with store.reading() as reader:
+        with store.open_reader() as reader:
             bundle = _choose_bundle(reader, bundle_id)
             schema = _schema(arrow, bundle, reader.revision())
             total, done = reader.image_count(bundle.key), 0

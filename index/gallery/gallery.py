@@ -123,9 +123,9 @@ class Gallery:
         """Keeps a copy of a bundle, so that whoever opens the gallery can embed queries for it."""
         self._store.keep_bundle(bundle)
 
-    def kept_bundle(self, bundle_id: str) -> Bundle:
+    def load_bundle(self, bundle_id: str) -> Bundle:
         """Returns the copy of a bundle."""
-        return self._store.kept_bundle(bundle_id)
+        return self._store.load_bundle(bundle_id)
 
     def prepare(self, bundle_id: str, *, on_progress: Progress = no_progress) -> BuildReport:
         """Builds the index of a bundle's vectors without activating it, and returns what was measured."""
@@ -186,9 +186,9 @@ class Gallery:
         """The history of re-indexing jobs."""
         return self._store.jobs
 
-    def stored(self, item_id: str) -> StoredItem | None:
+    def get_item(self, item_id: str) -> StoredItem | None:
         """Returns an item with its images and its version."""
-        return self._store.read.stored(item_id)
+        return self._store.read.get_item(item_id)
 
     def item_vectors(self, item_id: str, bundle_id: str) -> dict[str, NDArray[np.float32]]:
         """Returns image id to vector, of the item's images that have one of the bundle."""
@@ -202,7 +202,7 @@ class Gallery:
 
     def image_ids(self) -> Iterator[tuple[str, str]]:
         """Yields item and image id of every image, by item."""
-        with self._store.reading() as reader:
+        with self._store.open_reader() as reader:
             yield from reader.image_ids()
 
     def images_without(self, bundle_id: str) -> int:

@@ -64,7 +64,7 @@ def _copy_faults(store: ItemStore, bundle_id: str) -> list[Fault]:
         return []
     remedy = f"Replace it with a copy of the bundle {bundle_id}."
     try:
-        found = store.kept_bundle(bundle_id).id
+        found = store.load_bundle(bundle_id).id
     except LookalikeError as error:
         return [Fault(error.problem, remedy)]
     return [] if found == bundle_id else [Fault(f"The copy of bundle {bundle_id} is the bundle {found}.", remedy)]
@@ -82,7 +82,7 @@ def _index_faults(
 ) -> list[Fault]:
     """Returns what is wrong with the index of a bundle; `compact` is the command that rebuilds it."""
     while True:
-        with store.reading() as reader:
+        with store.open_reader() as reader:
             bundle = reader.bundle(bundle_id)
             if bundle is None or bundle.index_name is None:
                 return []

@@ -87,7 +87,7 @@ def _list_page(state: ServiceState, wanted: Filter, after: str, count: int, medi
     page = state.gallery.scan(filter=wanted, after=after, count=count)
     items, size, cursor = [], 0, page.after
     for number, item in enumerate(page.items, 1):
-        stored = state.gallery.stored(item.id)
+        stored = state.gallery.get_item(item.id)
         if stored:  # an item that was deleted since it was listed is left out
             items.append(_item_answer(stored, media))
             size += item_bytes(item.title, item.url, item.attributes) + 300 * len(stored.images)
@@ -105,7 +105,7 @@ def _list_page(state: ServiceState, wanted: Filter, after: str, count: int, medi
     responses={200: item_response(), 304: NOT_MODIFIED, **error_responses(ITEM_MISSING, *READ_PROBLEMS)},
 )
 async def read(item_id: ItemId, request: Request, state: StateDep, conditions: ConditionsDep) -> Response:
-    stored = await state.admission.run("read", state.gallery.stored, item_id)
+    stored = await state.admission.run("read", state.gallery.get_item, item_id)
     if stored is None:
         raise item_writer.item_missing(item_id)
     if conditions.excludes(etag(stored.version)):

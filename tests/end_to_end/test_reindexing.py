@@ -200,7 +200,7 @@ def test_columns_attributes_and_folders_are_chosen_on_the_command_line(tmp_path:
     assert "16 photos embedded, 0 unchanged, 0 rejected, 0 deleted" in done.stdout
     assert states(tmp_path / "gallery") == ["done", "failed", "failed"]
     opened = open_gallery(tmp_path / "gallery")
-    stored = opened.stored("ball-red")
+    stored = opened.get_item("ball-red")
     opened.close()
     assert stored and stored.item.attributes == {"colour": "red", "price": 4.5}
 

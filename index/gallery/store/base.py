@@ -103,7 +103,7 @@ class StoreReader(Protocol):
     def changes(self, bundle: int, since: int) -> Changes:
         """Returns what a follower that has seen the revision `since` must apply."""
 
-    def stored(self, item_id: str) -> StoredItem | None: ...
+    def get_item(self, item_id: str) -> StoredItem | None: ...
 
     def items_after(self, item_id: str, count: int) -> list[Item]:
         """Returns the next items in the order of their ids."""
@@ -118,14 +118,14 @@ class StoreReader(Protocol):
         """Returns (item id, image id) to digest, of those images that have a vector of the bundle."""
 
     def image_ids(self) -> Iterator[tuple[str, str]]:
-        """Yields item and image id of every image, by item; only within `ItemStore.reading`."""
+        """Yields item and image id of every image, by item; only within `ItemStore.open_reader`."""
 
     def images_without(self, bundle_id: str) -> int:
         """Returns the number of images that have no vector of a bundle."""
 
     def thumbnail(self, digest: str) -> bytes | None: ...
 
-    # Bulk reads for building an index; only within `ItemStore.reading`
+    # Bulk reads for building an index; only within `ItemStore.open_reader`
 
     def image_count(self, bundle: int) -> int: ...
 
@@ -161,7 +161,7 @@ class ItemStore(Protocol):
     @property
     def jobs(self) -> JobHistory: ...
 
-    def reading(self) -> AbstractContextManager[StoreReader]:
+    def open_reader(self) -> AbstractContextManager[StoreReader]:
         """Opens a reader for a long read, all of one instant."""
 
     def upsert(
@@ -195,7 +195,7 @@ class ItemStore(Protocol):
     def has_bundle(self, bundle_id: str) -> bool:
         """Whether there is a copy of the bundle."""
 
-    def kept_bundle(self, bundle_id: str) -> Bundle:
+    def load_bundle(self, bundle_id: str) -> Bundle:
         """Returns the copy after checking it."""
 
     def problems(self) -> list[str]:

@@ -80,7 +80,7 @@ class SQLiteStore:
             self._db.close()
 
     @contextmanager
-    def reading(self) -> Iterator[SQLiteReader]:
+    def open_reader(self) -> Iterator[SQLiteReader]:
         reader = SQLiteReader(self.path)
         try:
             with reader.instant():
@@ -261,7 +261,7 @@ class SQLiteStore:
     def has_bundle(self, bundle_id: str) -> bool:
         return (self._directory / BUNDLES / bundle_id).exists()
 
-    def kept_bundle(self, bundle_id: str) -> Bundle:
+    def load_bundle(self, bundle_id: str) -> Bundle:
         return Bundle.load(self._directory / BUNDLES / bundle_id)
 
     # The files as such

@@ -162,7 +162,7 @@ class SQLiteReader:
 
     # Single reads
 
-    def stored(self, item_id: str) -> StoredItem | None:
+    def get_item(self, item_id: str) -> StoredItem | None:
         query = "SELECT key, revision, id, title, url, attributes FROM items WHERE id = ?"
         with self.instant():
             row = self._db.execute(query, (item_id,)).fetchone()

@@ -69,7 +69,7 @@ class Follower:
                 if newer.index_name == bundle.index_name:
                     self._report_damage(bundle, error)
                 bundle = newer  # otherwise it was replaced in the meantime
-        with self._store.reading() as reader:
+        with self._store.open_reader() as reader:
             current = _current(reader, bundle)
             bundle = bundle if current.key == bundle.key else current
             return self._view_of(bundle, self._index.load(reader, bundle))

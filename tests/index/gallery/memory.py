@@ -79,7 +79,7 @@ class MemoryStore:
         return self
 
     @contextmanager
-    def reading(self) -> Iterator["MemoryStore"]:
+    def open_reader(self) -> Iterator["MemoryStore"]:
         yield MemoryStore(copy.copy(self.data))
 
     @contextmanager
@@ -156,7 +156,7 @@ class MemoryStore:
     def has_bundle(self, bundle_id: str) -> bool:
         return bundle_id in self.data.copies
 
-    def kept_bundle(self, bundle_id: str) -> Bundle:
+    def load_bundle(self, bundle_id: str) -> Bundle:
         return self.data.copies[bundle_id]
 
     def problems(self) -> list[str]:
@@ -201,7 +201,7 @@ class MemoryStore:
         removed = [key for revision, key in self.data.removed if revision > since]
         return Changes(self.data.revision, 0, removed, [ImageRow(*row[:5]) for row in rows], items)
 
-    def stored(self, item_id: str) -> StoredItem | None:
+    def get_item(self, item_id: str) -> StoredItem | None:
         if item_id not in self.data.items:
             return None
         _, item, version = self.data.items[item_id]

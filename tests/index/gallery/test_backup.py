@@ -135,7 +135,7 @@ def test_a_snapshot_has_the_copies_of_bundles(tmp_path: Path) -> None:
     snapshot(directory, tmp_path / "backup.tar")
     restore(tmp_path / "backup.tar", tmp_path / "elsewhere")
     opened = open_gallery(tmp_path / "elsewhere")
-    assert opened.kept_bundle(bundle.id).card == bundle.card
+    assert opened.load_bundle(bundle.id).card == bundle.card
     opened.close()
 
 

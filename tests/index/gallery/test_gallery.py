@@ -16,9 +16,9 @@ from .reference import BUNDLE, MUG, OTHER_BUNDLE, SHOE, TRIO, Shop, Vector, phot
 
 
 def test_a_stored_item_is_read_back_unchanged(trio: Gallery) -> None:
-    stored = trio.stored("mug")
+    stored = trio.get_item("mug")
     assert stored and (stored.item, [image.id for image in stored.images]) == (MUG, ["front"])
-    assert trio.stored("spoon") is None
+    assert trio.get_item("spoon") is None
 
 
 def test_digests_cover_images_with_a_vector_of_the_bundle(trio: Gallery) -> None:
@@ -60,7 +60,7 @@ def test_a_deleted_item_is_not_in_the_next_search(gallery: Gallery, compacted: b
         gallery.compact()
     gallery.delete(["mug", "unknown"])
     assert search_ids(gallery, 1, 0, 0) == ["bag", "shoe"]
-    assert gallery.stored("mug") is None
+    assert gallery.get_item("mug") is None
 
 
 def test_deleting_an_image_keeps_the_item_and_its_other_images(trio: Gallery) -> None:
@@ -69,7 +69,7 @@ def test_deleting_an_image_keeps_the_item_and_its_other_images(trio: Gallery) ->
     assert (hit.item.id, hit.image.id) == ("shoe", "left")
     trio.delete_images("shoe", ["left"])
     assert search_ids(trio, 0, 1, 0) == ["bag", "mug"]
-    stored = trio.stored("shoe")
+    stored = trio.get_item("shoe")
     assert stored and stored.item == SHOE
 
 
@@ -101,7 +101,7 @@ def test_images_are_added_and_removed_in_one_revision(trio: Gallery) -> None:
 
 def test_an_item_without_images_is_stored_but_not_found(gallery: Gallery) -> None:
     gallery.upsert([(MUG, [])], BUNDLE)
-    stored = gallery.stored("mug")
+    stored = gallery.get_item("mug")
     assert stored and stored.item == MUG
     assert search_ids(gallery, 1, 0, 0) == []
 
@@ -128,7 +128,7 @@ def test_a_failed_write_changes_nothing(trio: Gallery) -> None:
     before = trio.stats()
     with pytest.raises(LookalikeError):
         trio.upsert([(Item(id="fine"), [photo("a", unit(1, 0, 0))]), (MUG, [photo("b", unit(1, 0))])], BUNDLE)
-    assert trio.stored("fine") is None
+    assert trio.get_item("fine") is None
     assert trio.stats() == before
 
 

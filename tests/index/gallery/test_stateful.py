@@ -186,7 +186,7 @@ class History(RuleBasedStateMachine):
     @rule(wanted=filters, item_id=st.sampled_from(ITEMS))
     def read(self, wanted: Filter | None, item_id: str) -> None:
         for gallery in (self.writer, self.reader):
-            stored = gallery.stored(item_id)
+            stored = gallery.get_item(item_id)
             assert (stored.item if stored else None) == self.reference.items.get(item_id)
             assert gallery.digests(item_id, BUNDLE) == {
                 name: image.digest for name, image in self.reference.images.get(item_id, {}).items()

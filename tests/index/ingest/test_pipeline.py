@@ -65,7 +65,7 @@ def test_changed_attributes_are_stored_without_embedding(tmp_path: Path, bundle:
     source.write_text(source.read_text().replace("Tiny", "Huge"))
     assert index_source(source, gallery=tmp_path / "gallery", bundle=bundle).embedded == 0
     gallery = open_gallery(tmp_path / "gallery")
-    stored = gallery.stored("ball-red")
+    stored = gallery.get_item("ball-red")
     gallery.close()
     assert stored is not None
     assert stored.item.attributes == {"category": "ball", "colour": "red", "brand": "Huge", "price": 4.5}
@@ -82,7 +82,7 @@ def test_the_first_row_of_an_item_describes_it_in_every_run(tmp_path: Path, bund
     after = index_source(source, gallery=gallery, bundle=bundle)
     assert (after.embedded, after.unchanged, after.revision) == (0, 166, before.revision), "nothing was written"
     opened = open_gallery(gallery)
-    stored = opened.stored("ball-cyan")
+    stored = opened.get_item("ball-cyan")
     opened.close()
     assert stored and stored.item.attributes["brand"] == "Tiny"
 
@@ -220,7 +220,7 @@ def test_a_thumbnail_of_about_320_pixels_is_kept(tmp_path: Path, bundle: Path) -
     opened = open_gallery(tmp_path / "gallery")
     kept = {}
     for name in sizes:
-        stored = opened.stored(name)
+        stored = opened.get_item(name)
         assert stored
         thumbnail = opened.thumbnail(stored.images[0].digest)
         assert thumbnail

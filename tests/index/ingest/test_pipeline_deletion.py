@@ -44,7 +44,7 @@ def test_deletion_has_to_be_requested(tmp_path: Path, bundle: Path) -> None:
     left = contents(tmp_path / "gallery")
     assert len(left) == 13 and ("ball-blue", "blue-0.jpg") in left and ("ball-blue", "blue-1.jpg") not in left
     opened = open_gallery(tmp_path / "gallery")
-    assert opened.stored("ball-red") is None
+    assert opened.get_item("ball-red") is None
     opened.close()
 
 

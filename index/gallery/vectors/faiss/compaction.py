@@ -49,7 +49,7 @@ def build_generation(
     """
     scratch = temporary_sibling(root / "vectors")
     try:
-        with store.reading() as reader:
+        with store.open_reader() as reader:
             bundle = reader.bundle(bundle.id) or bundle
             last = None if rebuild else _open_last(root, bundle)
             if last and last[0].revision == reader.revision() and _is_good(last[1], settings):

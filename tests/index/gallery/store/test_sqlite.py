@@ -74,7 +74,7 @@ def test_the_copy_of_a_bundle_is_kept_until_the_bundle_is_dropped(tmp_path: Path
         store.upsert(TRIO, bundle.id)
         assert not store.has_bundle(bundle.id)
         store.keep_bundle(bundle)
-        assert store.has_bundle(bundle.id) and store.kept_bundle(bundle.id).id == bundle.id
+        assert store.has_bundle(bundle.id) and store.load_bundle(bundle.id).id == bundle.id
         row = store.read.bundle(bundle.id)
         assert row
         store.drop_bundle(row)

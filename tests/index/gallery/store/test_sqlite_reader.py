@@ -58,7 +58,7 @@ def test_changes_of_one_bundle_contain_no_vector_of_another(store: SQLiteStore) 
 
 
 def test_a_long_read_is_of_one_instant(store: SQLiteStore) -> None:
-    with store.reading() as reader:
+    with store.open_reader() as reader:
         assert reader.revision() == 1
         store.delete(["mug"])
         assert (reader.revision(), reader.counts()) == (1, (3, 4))
@@ -69,7 +69,7 @@ def test_a_long_read_is_of_one_instant(store: SQLiteStore) -> None:
 def test_bulk_reads_are_ordered_by_key_and_complete(store: SQLiteStore) -> None:
     key = bundle_key(store)
     store.upsert([(Item(id="lamp"), [photo("on", unit(0, 0, 1))])], BUNDLE)
-    with store.reading() as reader:
+    with store.open_reader() as reader:
         records = list(reader.image_records(key))
         assert [record.key for record in records] == sorted(record.key for record in records)
         assert [record.revision for record in records] == [1, 1, 1, 1, 2]

@@ -26,7 +26,7 @@ def make_view(store: SQLiteStore, settings: GallerySettings | None = None) -> Vi
     """Returns a view of the store's vectors without a delta."""
     bundle = store.read.bundle(BUNDLE)
     assert bundle
-    with store.reading() as reader:
+    with store.open_reader() as reader:
         built = FaissIndex(store.path.parent, store).load(reader, bundle)
     return View(bundle, built, built.revision, settings or GallerySettings())
 

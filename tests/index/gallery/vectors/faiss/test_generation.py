@@ -40,7 +40,7 @@ def get_bundle(store: SQLiteStore) -> BundleRow:
 def directory(store: SQLiteStore, tmp_path: Path) -> Path:
     """A generation of the store whose second position is dead."""
     bundle = get_bundle(store)
-    with store.reading() as reader:
+    with store.open_reader() as reader:
         records = read_records(reader, bundle.key)
         vectors = np.empty((4, 3), np.float16)
         reader.vectors(bundle.key, 0, vectors)
@@ -59,7 +59,7 @@ def directory(store: SQLiteStore, tmp_path: Path) -> Path:
 
 
 def test_records_have_every_image_and_item_once(store: SQLiteStore) -> None:
-    with store.reading() as reader:
+    with store.open_reader() as reader:
         records = read_records(reader, get_bundle(store).key)
     assert records.revision == 1 and records.revisions.tolist() == [1] * 4
     assert records.image_ids == ["front", "left", "right", "open"]
@@ -115,7 +115,7 @@ def test_a_manifest_with_a_changed_figure_is_refused(directory: Path) -> None:
 
 
 def test_a_generation_in_memory_has_all_vectors_of_the_store_and_no_name(store: SQLiteStore) -> None:
-    with store.reading() as reader:
+    with store.open_reader() as reader:
         generation = Generation.in_memory(reader, get_bundle(store))
     assert (generation.name, generation.images, generation.max_images_per_item) == (None, 4, 2)
     scores, positions = generation.searcher.search(unit(1, 0, 0)[None], 1)
