@@ -122,7 +122,7 @@ def test_a_write_that_always_meets_others_gives_up(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     gallery_class = class_of_gallery(settings)
-    stored, reads = gallery_class.stored, []
+    stored, reads = gallery_class.get_item, []
 
     def change_after_reading(self: Any, item_id: str) -> Any:
         seen = stored(self, item_id)
@@ -131,7 +131,7 @@ def test_a_write_that_always_meets_others_gives_up(
         return seen
 
     with serving(settings.model_copy(update={"max_write_attempts": 3})) as client:
-        monkeypatch.setattr(gallery_class, "stored", change_after_reading)
+        monkeypatch.setattr(gallery_class, "get_item", change_after_reading)
         refused = client.request(method, "/v1/items/ball-red", json=None if method == "DELETE" else MUG)
         body = problem(refused, 503, "overloaded")
         assert body["detail"] == "Other writers changed item 'ball-red' during 3 attempts."
