@@ -17,17 +17,22 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 from pydantic import Field
 
+from index._util.byte_budget import ByteBudget
 from index._util.models import Frozen
+from index._util.system import memory_limit
+from index.embedding.image_headers import MAX_PARTS, JpegScans, count_parts, jpeg_scans, recognise, webp_canvas
 from index.errors import LookalikeError
 
 Reason = Literal["empty", "too_large", "too_many_pixels", "unsupported", "truncated", "unreadable", "unreachable"]
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-# Our own, lower limit is checked from the header of every image. Pillow's, which raises at twice its value, protects
-# from the formats whose decoder allocates memory for all pixels as soon as the header is read.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF", "HEIF")
+"""Pillow's names of the formats; HEIF needs the package pillow-heif."""
+# Our own, lower limit is checked from the header of every image; Pillow's, which raises at twice its value, is a second
+# line of defence.
 _MAX_PIXELS = 500_000_000
 Image.MAX_IMAGE_PIXELS = _MAX_PIXELS // 2
 
-_REMEDY = "Send a whole JPEG, PNG, WebP, GIF or BMP file."
+_REMEDY = "Send a whole JPEG, PNG, WebP, AVIF, HEIC, GIF or BMP file."
+_SUPPORTED = ("JPEG", "PNG", "WebP", "AVIF", "HEIC", "GIF", "BMP")
 _OVERSAMPLING = 1.25
 """A large JPEG is decoded at a reduced scale only while its sides stay this many times the length that they are resized
 to: the inverse cosine transform then drops only detail that resizing would have averaged away. On sharp photos of 160
@@ -37,7 +42,11 @@ _MIN_SIDE = 256
 """Minimum side that photos are decoded for: thumbnails of 320 pixels are made from the same decoded image."""
 _JPEGS = ("JPEG", "MPO")
 _MAX_SCANS = 100
-"""Limit of a progressive JPEG. Encoders write about ten; each costs a pass over all pixels for a few bytes of file."""
+_MAX_SCANNED_PIXELS = 500_000_000
+"""Limits of a progressive JPEG. Encoders write about ten scans; each costs a pass over all pixels for a few bytes of
+file."""
+_MAX_RUN_LENGTH_BYTES = 1_000_000
+"""Limit of a BMP with run-length encoding, which Pillow decodes in Python."""
 
 
 class _Orientation(NamedTuple):
@@ -81,6 +90,7 @@ class ImageLimits(Frozen):
 
     max_bytes: int = Field(default=20 * 1024 * 1024, gt=0)
     max_pixels: int = Field(default=50_000_000, gt=0)
+    max_side: int = Field(default=20_000, gt=0, description="longest side in pixels: each row takes memory of its own")
 
 
 class Preprocessing(Frozen):
@@ -144,6 +154,50 @@ def decode_for_model(rule: Preprocessing, data: bytes, limits: ImageLimits = DEF
     return EncodedImage(data, limits).read(side=max(_MIN_SIDE, rule.resize))
 
 
+def decode_cost(data: bytes, limits: ImageLimits = DEFAULT_LIMITS, side: float | None = None) -> int:
+    """Returns an upper bound of the bytes of memory that decoding takes, from the header alone, or raises ImageError.
+
+    `side` is the length that the sides of the whole image will be resized to, as in EncodedImage.read.
+    """
+    _check_bytes(len(data), limits)
+    header = _read_header(data, limits)
+    width, height = header.size
+    scale, stored, decoder = 1, _PIXEL_BYTES.get(header.mode, 4), 0.0
+    if header.scans:
+        scale = _scale(min(width, height) / side) if side else 1
+        decoder = 2 * header.scans.samples * width * height if header.scans.count > 1 else 0
+    width, height = ceil(width / scale), ceil(height / scale)
+    # While the pixels are transposed, or converted to RGB, there are two copies of them.
+    copies = max(2 * stored, stored if header.mode == "RGB" else stored + 4)
+    per_pixel = max(copies, _DECODER_PIXEL_BYTES.get(header.format, 0))
+    working = _STRIP_BYTES * min(width * height, _STRIP_PIXELS) + _LINE_BYTES * (width + height)
+    return int(decoder + per_pixel * width * height + working + len(data))
+
+
+@contextmanager
+def hold_memory(
+    budget: ByteBudget, data: bytes, limits: ImageLimits = DEFAULT_LIMITS, side: float | None = None
+) -> Iterator[None]:
+    """Waits until the budget has the memory that decoding takes, and holds it for as long as the context.
+
+    Raises ImageError for an image that exceeds the limits or the whole budget.
+    """
+    cost = decode_cost(data, limits, side)
+    if cost > budget.total:
+        raise ImageError(
+            "too_many_pixels",
+            f"Decoding the image takes {cost:,} bytes of memory; the limit is {budget.total:,}.",
+            "Send a smaller picture, or a JPEG.",
+        )
+    with budget.hold(cost):
+        yield
+
+
+def default_decode_bytes() -> int:
+    """Returns the memory for decoding photos unless it is configured: half of what the process may use."""
+    return memory_limit() // 2
+
+
 class EncodedImage:
     """An image whose header has been read and checked, and whose pixels are decoded by one call of `read`.
 
@@ -153,11 +207,10 @@ class EncodedImage:
 
     def __init__(self, data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> None:
         _check_bytes(len(data), limits)
-        self._image = image = _open(data)
+        header = _read_header(data, limits)
+        self._image = image = header.image or _open(data, "WEBP")
         width, height = image.size
-        if width * height > limits.max_pixels:
-            raise _too_many_pixels(f"{width} x {height} pixels; the limit is {limits.max_pixels:,}")
-        if image.format not in _JPEGS:
+        if not header.scans:
             with _image_errors():
                 image.load()
         self._orientation = _read_orientation(image)
@@ -172,13 +225,17 @@ class EncodedImage:
         part = part or (0, 0, *self.size)
         with _image_errors():
             scale = self._reduce(min(part[2] - part[0], part[3] - part[1]) / side if side else 1)
-            self._image.load()
+            # Without a reference of its own, so that each step frees the pixels of the one before.
+            image = self.__dict__.pop("_image")
+            image.load()
             box = [edge / scale for edge in self._stored_box(part)]
             outer = (floor(box[0]), floor(box[1]), ceil(box[2]), ceil(box[3]))
             # Crop before transposing and converting, which both take longer.
-            stored = self._image if outer == (0, 0, *self._image.size) else self._image.crop(outer)
-            method = self._orientation.method
-            upright = _to_rgb(stored.transpose(method) if method is not None else stored)
+            if outer != (0, 0, *image.size):
+                image = image.crop(outer)
+            if self._orientation.method is not None:
+                image = image.transpose(self._orientation.method)
+            upright = _to_rgb(image)
         left, top, right, bottom = (box[i] - outer[i % 2] for i in range(4))
         if self._orientation.swaps_axes:
             left, top, right, bottom = top, left, bottom, right
@@ -190,7 +247,7 @@ class EncodedImage:
 
     def _reduce(self, excess: float) -> int:
         """Selects and returns the scale of a part that has `excess` times the pixels per side that it is resized to."""
-        scale = next((scale for scale in (8, 4, 2) if excess >= scale * _OVERSAMPLING), 1)
+        scale = _scale(excess)
         width, height = self._image.size
         reduced = scale > 1 and self._image.draft(None, (width // scale, height // scale))
         return scale if reduced else 1
@@ -228,20 +285,94 @@ def _too_many_pixels(size: str) -> ImageError:
     return ImageError("too_many_pixels", f"The image has {size}.", "Send a smaller picture.")
 
 
-def _open(data: bytes) -> Image.Image:
-    """Reads the header of an image and decodes no pixel."""
+class _Header(NamedTuple):
+    """What is known of an image before its pixels are decoded."""
+
+    format: str
+    size: tuple[int, int]
+    mode: str
+    scans: JpegScans | None = None
+    image: Image.Image | None = None
+    """Not for WebP, whose decoder allocates memory for all pixels when it is created."""
+
+
+def _read_header(data: bytes, limits: ImageLimits) -> _Header:
+    """Reads the header of an image and checks all limits; decodes no pixel."""
+    name = recognise(data)
+    if name == "WebP":
+        canvas = webp_canvas(data)
+        if canvas is None:
+            raise ImageError("unreadable", "The image's header cannot be read: it has no canvas.")
+        _check_size(canvas, limits)
+        return _Header(name, canvas, "RGBA")
+    if name not in _SUPPORTED:
+        raise _unsupported(name)
+    scans = jpeg_scans(data) if name == "JPEG" else None
+    if (scans.parts if scans else count_parts(data, name)) > MAX_PARTS:
+        raise ImageError("unreadable", f"The image has more than {MAX_PARTS:,} parts.", "Save it again, as a JPEG.")
+    if name == "HEIC":
+        _register_heic()
+    image = _open(data, "HEIF" if name == "HEIC" else "JPEG" if scans else name)
+    _check_size(image.size, limits)
+    if scans:
+        _check_scans(scans.count, image.size)
+    if image.tile and image.tile[0][0] == "bmp_rle" and len(data) > _MAX_RUN_LENGTH_BYTES:
+        limit = f"the limit with run-length encoding is {_MAX_RUN_LENGTH_BYTES:,}"
+        raise ImageError("too_large", f"The BMP has {len(data):,} bytes; {limit}.", "Save it as a JPEG.")
+    return _Header(name, image.size, image.mode, scans, image)
+
+
+def _open(data: bytes, kind: str) -> Image.Image:
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        return Image.open(io.BytesIO(data), formats=(kind,))
     except Image.DecompressionBombError:
         raise _too_many_pixels(f"more than {_MAX_PIXELS:,} pixels") from None
     except UnidentifiedImageError:
-        raise ImageError("unsupported", "The bytes are not an image of a known format.") from None
+        raise ImageError("unreadable", f"The image's header is not that of a {recognise(data)} file.") from None
     except Exception as error:  # Pillow's parsers raise many types on hostile headers
         raise ImageError("unreadable", f"The image's header cannot be read: {error}.") from error
-    # Within compressed data FF is never followed by DA, so this counts scans, and those of embedded previews.
-    if image.format in _JPEGS and (scans := data.count(b"\xff\xda")) > _MAX_SCANS:
-        raise ImageError("unreadable", f"The image has {scans} scans; the limit is {_MAX_SCANS}.")
-    return image
+
+
+def _unsupported(name: str | None) -> ImageError:
+    if name is None:
+        return ImageError("unsupported", "The bytes are not an image of a known format.")
+    article = "an" if name[0] in "AEIOU" or name == "SVG" else "a"
+    return ImageError("unsupported", f"This is {article} {name} file, which is not supported.", "Convert it to JPEG.")
+
+
+def _register_heic() -> None:
+    """Registers the decoder of HEIC with Pillow, which an extra installs."""
+    try:
+        import pillow_heif
+    except ImportError:
+        raise ImageError(
+            "unsupported",
+            "This is a HEIC photo, and HEIC support is not installed.",
+            "Convert it to JPEG, or install lookalike[heic].",
+        ) from None
+    pillow_heif.register_heif_opener(thumbnails=False, depth_images=False, aux_images=False)
+
+
+def _check_size(size: tuple[int, int], limits: ImageLimits) -> None:
+    width, height = size
+    if width * height > limits.max_pixels:
+        raise _too_many_pixels(f"{width} x {height} pixels; the limit is {limits.max_pixels:,}")
+    if max(size) > limits.max_side:
+        raise _too_many_pixels(f"{width} x {height} pixels; the limit of a side is {limits.max_side:,}")
+
+
+def _check_scans(count: int, size: tuple[int, int]) -> None:
+    limit = min(_MAX_SCANS, max(1, _MAX_SCANNED_PIXELS // max(1, size[0] * size[1])))
+    if count > limit:
+        raise ImageError(
+            "unreadable",
+            f"The image has {count} scans; the limit at {size[0]} x {size[1]} pixels is {limit}.",
+            "Save it again, as a JPEG that is not progressive.",
+        )
+
+
+def _scale(excess: float) -> int:
+    return next((scale for scale in (8, 4, 2) if excess >= scale * _OVERSAMPLING), 1)
 
 
 def _read_orientation(image: Image.Image) -> _Orientation:
@@ -252,25 +383,41 @@ def _read_orientation(image: Image.Image) -> _Orientation:
         return _UPRIGHT
 
 
-_STRIP_ROWS = 256
-"""Rows composited on white at a time: a large photo at once would need four more copies in memory."""
+_PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
+"""Memory of a stored pixel by its mode; others take 4 bytes."""
+_DECODER_PIXEL_BYTES = {"WebP": 17, "AVIF": 20, "HEIC": 16}
+"""Memory per pixel of the formats whose decoder keeps canvases of its own alongside the result."""
+_LINE_BYTES = 1024
+"""Memory per row and column: a pointer, and a row of the resized image."""
+_STRIP_PIXELS = 1_000_000
+"""Pixels composited on white at a time: a large photo at once would need four more copies in memory."""
+_STRIP_BYTES = 24
+"""Memory per pixel of a strip."""
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     """Converts to RGB on white: shops photograph on white, and a transparent background must not turn black."""
-    if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip rather than scale
-        values = np.asarray(image).astype(np.uint32)
-        grey = (values >> 8).astype(np.uint8)
-        grey[values == image.info.get("transparency")] = 255
-        return Image.fromarray(grey).convert("RGB")
-    if image.has_transparency_data:
+    is_deep = image.mode.startswith("I")  # 16-bit grey, which Pillow would clip rather than scale
+    if is_deep or image.has_transparency_data:
         opaque = Image.new("RGB", image.size)
-        for top in range(0, image.height, _STRIP_ROWS):
-            strip = image.crop((0, top, image.width, min(top + _STRIP_ROWS, image.height))).convert("RGBA")
-            white = Image.new("RGBA", strip.size, "white")
-            opaque.paste(Image.alpha_composite(white, strip).convert("RGB"), (0, top))
+        rows = max(1, _STRIP_PIXELS // image.width)
+        for top in range(0, image.height, rows):
+            strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+            opaque.paste(_scale_to_bytes(strip) if is_deep else _composite_on_white(strip), (0, top))
         return opaque
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _scale_to_bytes(strip: Image.Image) -> Image.Image:
+    values = np.asarray(strip).astype(np.uint32)
+    grey = (values >> 8).astype(np.uint8)
+    grey[values == strip.info.get("transparency")] = 255
+    return Image.fromarray(grey)
+
+
+def _composite_on_white(strip: Image.Image) -> Image.Image:
+    strip = strip.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip).convert("RGB")
 
 
 def thumbnail(image: Image.Image, side: int = 320) -> bytes:
