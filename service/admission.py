@@ -12,7 +12,9 @@ from typing import Literal, ParamSpec, Protocol, TypeVar, get_args
 import anyio.to_thread
 from anyio import CapacityLimiter
 
+from index._util.byte_budget import ByteBudget
 from index._util.system import usable_cores
+from index.embedding.images import default_decode_bytes
 from index.errors import LookalikeError
 from service.settings import Settings
 
@@ -77,7 +79,7 @@ class Admission:
         self._lane_limits: dict[Lane, int] = {"search": settings.max_requests, "write": settings.max_writes}
         cores, waiting = usable_cores(), settings.max_waiting
         self._pools: dict[Pool, _ThreadPool] = {
-            # Few, because a decoded photo may take 150 MB.
+            # Few: decoding keeps a core busy. Those that wait for memory wait inside, in the order of their arrival.
             "decode": _ThreadPool(max(2, cores), waiting),
             "search": _ThreadPool(max(4, 2 * cores), waiting),
             "read": _ThreadPool(4, settings.max_reads),
@@ -88,6 +90,8 @@ class Admission:
             "job": _ThreadPool(2, waiting),
             "status": _ThreadPool(2, waiting),
         }
+        self.decode_budget = ByteBudget((settings.max_decode_bytes or default_decode_bytes()) // settings.workers)
+        """Memory for decoding photos in this process."""
         self._fetches = CapacityLimiter(settings.max_fetches)
         self._max_waiting = waiting
         self._held_bytes = 0

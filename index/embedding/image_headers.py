@@ -31,6 +31,7 @@ _SVG = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>|<!--.*?-->|<!DOCTYPE
 _MARKER = re.compile(rb"\xff+([^\x00\xff])")
 _SCAN_END = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
 _SOS, _EOI, _FRAMES = 0xDA, 0xD9, {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
+_PROGRESSIVE = {0xC2, 0xC6, 0xCA, 0xCE}
 _MARKERS_WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
 
 MAX_PARTS = 20_000
@@ -77,6 +78,8 @@ class JpegScans(NamedTuple):
     """The scans of a JPEG: each is a pass over all pixels, for as little as a few bytes of file."""
 
     count: int
+    is_buffered: bool
+    """Whether the decoder keeps the coefficients of all pixels in memory, until it has read the last scan."""
     parts: int
     """Segments; at most one more than the limit is counted."""
     samples: float
@@ -85,7 +88,8 @@ class JpegScans(NamedTuple):
 
 def jpeg_scans(data: bytes) -> JpegScans:
     """Counts the scans of the first image in a JPEG file; previews inside its metadata are skipped."""
-    scans, parts, samples, place = 0, 0, 4.0, 2
+    scans, parts, samples, components, place = 0, 0, 4.0, b"", 2
+    is_buffered = False
     pattern = _MARKER
     while parts <= MAX_PARTS and (found := pattern.search(data, place)):
         marker, place, pattern = found[1][0], found.end(), _MARKER
@@ -95,11 +99,15 @@ def jpeg_scans(data: bytes) -> JpegScans:
         if marker in _MARKERS_WITHOUT_LENGTH:
             continue
         if marker in _FRAMES:
-            samples = _samples_per_pixel(data[place : place + 24])
+            frame = data[place : place + 24]
+            samples, components = _samples_per_pixel(frame), frame[7:8]
+            is_buffered = is_buffered or marker in _PROGRESSIVE
+        if marker == _SOS:
+            is_buffered = is_buffered or data[place + 2 : place + 3] != components
         place += int.from_bytes(data[place : place + 2], "big")
         if marker == _SOS:
             scans, pattern = scans + 1, _SCAN_END
-    return JpegScans(scans, parts, samples)
+    return JpegScans(scans, is_buffered or scans > 1, parts, samples)
 
 
 def _samples_per_pixel(frame: bytes) -> float:
@@ -113,7 +121,7 @@ def count_parts(data: bytes, kind: str) -> int:
     """Counts the chunks of a PNG, or the blocks before the first picture of a GIF; at most one more than the limit."""
     walk = {"PNG": _png_chunks, "GIF": _gif_blocks}.get(kind)
     count = 0
-    for count, _ in enumerate(walk(data) if walk else (), start=1):  # noqa: B007
+    for count, _ in enumerate(walk(data) if walk else (), start=1):
         if count > MAX_PARTS:
             break
     return count

@@ -8,6 +8,7 @@ import hashlib
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from math import ceil, floor
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -20,12 +21,11 @@ from pydantic import Field
 from index._util.byte_budget import ByteBudget
 from index._util.models import Frozen
 from index._util.system import memory_limit
+from index.embedding.avif import av1_frames
 from index.embedding.image_headers import MAX_PARTS, JpegScans, count_parts, jpeg_scans, recognise, webp_canvas
 from index.errors import LookalikeError
 
 Reason = Literal["empty", "too_large", "too_many_pixels", "unsupported", "truncated", "unreadable", "unreachable"]
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF", "HEIF")
-"""Pillow's names of the formats; HEIF needs the package pillow-heif."""
 # Our own, lower limit is checked from the header of every image; Pillow's, which raises at twice its value, is a second
 # line of defence.
 _MAX_PIXELS = 500_000_000
@@ -40,7 +40,6 @@ to 350 pixels the result differs by 1.6 levels of 255 on average at half scale, 
 (1.9), while at 1.0 it differs by more (2.3)."""
 _MIN_SIDE = 256
 """Minimum side that photos are decoded for: thumbnails of 320 pixels are made from the same decoded image."""
-_JPEGS = ("JPEG", "MPO")
 _MAX_SCANS = 100
 _MAX_SCANNED_PIXELS = 500_000_000
 """Limits of a progressive JPEG. Encoders write about ten scans; each costs a pass over all pixels for a few bytes of
@@ -151,7 +150,12 @@ def decode_for_model(rule: Preprocessing, data: bytes, limits: ImageLimits = DEF
 
     The box is smaller than the image where a side is not a multiple of the scale.
     """
-    return EncodedImage(data, limits).read(side=max(_MIN_SIDE, rule.resize))
+    return EncodedImage(data, limits).read(side=model_side(rule))
+
+
+def model_side(rule: Preprocessing) -> int:
+    """Returns the length that decode_for_model decodes the short side for."""
+    return max(_MIN_SIDE, rule.resize)
 
 
 def decode_cost(data: bytes, limits: ImageLimits = DEFAULT_LIMITS, side: float | None = None) -> int:
@@ -162,16 +166,19 @@ def decode_cost(data: bytes, limits: ImageLimits = DEFAULT_LIMITS, side: float |
     _check_bytes(len(data), limits)
     header = _read_header(data, limits)
     width, height = header.size
-    scale, stored, decoder = 1, _PIXEL_BYTES.get(header.mode, 4), 0.0
+    coefficients, strip = 0.0, _STRIP_BYTES
     if header.scans:
+        coefficients = 2 * header.scans.samples * width * height if header.scans.is_buffered else 0
         scale = _scale(min(width, height) / side) if side else 1
-        decoder = 2 * header.scans.samples * width * height if header.scans.count > 1 else 0
-    width, height = ceil(width / scale), ceil(height / scale)
+        width, height, strip = ceil(width / scale), ceil(height / scale), 0
     # While the pixels are transposed, or converted to RGB, there are two copies of them.
+    stored = _PIXEL_BYTES.get(header.mode, 4)
     copies = max(2 * stored, stored if header.mode == "RGB" else stored + 4)
     per_pixel = max(copies, _DECODER_PIXEL_BYTES.get(header.format, 0))
-    working = _STRIP_BYTES * min(width * height, _STRIP_PIXELS) + _LINE_BYTES * (width + height)
-    return int(decoder + per_pixel * width * height + working + len(data))
+    if header.format == "HEIC" and header.image and header.image.info.get("bit_depth", 16) > 8:
+        per_pixel = _DEEP_HEIC_PIXEL_BYTES
+    working = strip * min(width * height, _STRIP_PIXELS) + _LINE_BYTES * (width + height)
+    return int(coefficients + per_pixel * width * height + working + len(data))
 
 
 @contextmanager
@@ -316,6 +323,8 @@ def _read_header(data: bytes, limits: ImageLimits) -> _Header:
     _check_size(image.size, limits)
     if scans:
         _check_scans(scans.count, image.size)
+    if name == "AVIF":
+        _check_frames(data, image.size)
     if image.tile and image.tile[0][0] == "bmp_rle" and len(data) > _MAX_RUN_LENGTH_BYTES:
         limit = f"the limit with run-length encoding is {_MAX_RUN_LENGTH_BYTES:,}"
         raise ImageError("too_large", f"The BMP has {len(data):,} bytes; {limit}.", "Save it as a JPEG.")
@@ -340,6 +349,7 @@ def _unsupported(name: str | None) -> ImageError:
     return ImageError("unsupported", f"This is {article} {name} file, which is not supported.", "Convert it to JPEG.")
 
 
+@cache
 def _register_heic() -> None:
     """Registers the decoder of HEIC with Pillow, which an extra installs."""
     try:
@@ -371,6 +381,17 @@ def _check_scans(count: int, size: tuple[int, int]) -> None:
         )
 
 
+def _check_frames(data: bytes, size: tuple[int, int]) -> None:
+    """Refuses an AVIF whose frames are larger, or more, than the declared size explains: a photo and its opacity."""
+    try:
+        frames = av1_frames(data)
+    except ValueError as error:
+        raise ImageError("unreadable", f"The AVIF cannot be decoded: {error}.", "Convert it to JPEG.") from None
+    pixels = sum(width * height for width, height in frames)
+    if any(width > size[0] or height > size[1] for width, height in frames) or pixels > 4 * size[0] * size[1]:
+        raise ImageError("unreadable", f"The AVIF contains more pixels than {size[0]} x {size[1]}.")
+
+
 def _scale(excess: float) -> int:
     return next((scale for scale in (8, 4, 2) if excess >= scale * _OVERSAMPLING), 1)
 
@@ -385,8 +406,10 @@ def _read_orientation(image: Image.Image) -> _Orientation:
 
 _PIXEL_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
 """Memory of a stored pixel by its mode; others take 4 bytes."""
-_DECODER_PIXEL_BYTES = {"WebP": 17, "AVIF": 20, "HEIC": 16}
+_DECODER_PIXEL_BYTES = {"WebP": 17, "AVIF": 20, "HEIC": 12}
 """Memory per pixel of the formats whose decoder keeps canvases of its own alongside the result."""
+_DEEP_HEIC_PIXEL_BYTES = 20
+"""The same for a HEIC with more than 8 bits per colour."""
 _LINE_BYTES = 1024
 """Memory per row and column: a pointer, and a row of the resized image."""
 _STRIP_PIXELS = 1_000_000
