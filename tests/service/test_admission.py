@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 
+from index._util.system import memory_limit
 from service.admission import Admission, Lane, Overloaded, Pool, Refusal
 from service.settings import Settings
 from tests.service.conftest import problem, serving
@@ -172,3 +173,8 @@ def test_writes_that_wait_for_the_store_stop_neither_searches_nor_reads(
         finally:
             blocker.released.set()
         assert sorted(one.result().status_code for one in writes) == [200] * 6 + [503] * 6
+
+
+def test_memory_for_decoding_is_shared_by_the_processes() -> None:
+    assert Admission(limits(max_decode_bytes=1000, workers=4), Counts()).decode_budget.total == 250
+    assert Admission(limits(), Counts()).decode_budget.total == memory_limit() // 2
