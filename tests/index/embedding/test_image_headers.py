@@ -16,16 +16,11 @@ from PIL import Image
 from index._util.byte_budget import ByteBudget
 from index.embedding.image_headers import ImageError, ImageLimits, decode_cost, hold_memory
 from index.embedding.images import decode
+from tests.support.memory import peak_memory, reset_peak_memory
 
 SIDE = 7071
 MIB = 2**20
 ON_LINUX = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="measures memory by /proc")
-
-
-def peak_memory() -> int:
-    """Returns the peak of this process's memory in bytes; unlike `ru_maxrss` it does not include its parent's."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def encode(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -101,20 +96,21 @@ def test_each_side_is_limited(size: tuple[int, int], kind: str) -> None:
 
 @ON_LINUX
 @pytest.mark.parametrize(
-    ("data", "reason"),
+    ("make", "reason"),
     [
-        (png(1, 49_999_999, 8, 0), "too_many_pixels"),
-        (webp_lossless(16_384, 16_384), "too_many_pixels"),
-        (jpeg_of_scans(7000, 11), "unreadable"),
-        (jpeg_of_scans(1000, 101), "unreadable"),
-        (png(8, 8, 8, 0, extra=chunk(b"teXt", b"a\0b") * 20_000), "unreadable"),
-        (b"\xff\xd8" + b"\xff\xe1\0\2" * 3_000_000, "unreadable"),
-        (b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0, 0, 0) + b"\x21\xfe\0" * 3_000_000, "unreadable"),
+        (lambda: png(1, 49_999_999, 8, 0), "too_many_pixels"),
+        (lambda: webp_lossless(16_384, 16_384), "too_many_pixels"),
+        (lambda: jpeg_of_scans(7000, 11), "unreadable"),
+        (lambda: jpeg_of_scans(1000, 101), "unreadable"),
+        (lambda: png(8, 8, 8, 0, extra=chunk(b"teXt", b"a\0b") * 20_000), "unreadable"),
+        (lambda: b"\xff\xd8" + b"\xff\xe1\0\2" * 3_000_000, "unreadable"),
+        (lambda: b"GIF89a" + struct.pack("<HHBBB", 1, 1, 0, 0, 0) + b"\x21\xfe\0" * 3_000_000, "unreadable"),
     ],
     ids=["narrow", "canvas", "scans at 49 MP", "scans at 1 MP", "PNG chunks", "JPEG segments", "GIF blocks"],
 )
-def test_hostile_file_is_refused_in_little_time_and_memory(data: bytes, reason: str) -> None:
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is measured from here
+def test_hostile_file_is_refused_in_little_time_and_memory(make: Callable[[], bytes], reason: str) -> None:
+    data = make()
+    reset_peak_memory()
     before, started = peak_memory(), time.perf_counter()
     with pytest.raises(ImageError) as caught:
         decode(data)
@@ -173,7 +169,7 @@ def test_second_image_waits_for_the_memory_of_the_first() -> None:
 
 MEASURE = """
 import sys
-from tests.index.embedding.test_image_headers import peak_memory
+from tests.support.memory import peak_memory
 from index.embedding.images import Preprocessing, decode_cost, decode_for_model, model_side, thumbnail
 rule = Preprocessing(resize=256, input_size=224)
 def run(data):
