@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from index._util.byte_budget import ByteBudget
+from index._util.byte_budget import ByteBudget, QueueFull
 
 
 def start(budget: ByteBudget, count: int, entered: list[int], leave: threading.Event) -> threading.Thread:
@@ -72,3 +72,27 @@ def test_bytes_are_released_after_an_error() -> None:
 def test_more_than_the_whole_budget_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="11 bytes are more than the whole budget of 10"), ByteBudget(10).hold(11):
         pytest.fail("nobody may hold more than there is")
+
+
+def test_long_queue_refuses_what_is_large_and_admits_what_is_small() -> None:
+    budget, entered, leave = ByteBudget(10, max_waiting=10), list[int](), threading.Event()
+    threads = [start(budget, count, entered, leave) for count in (10, 8)]
+    with pytest.raises(QueueFull, match="8 bytes are being waited for already"), budget.hold(3):
+        pytest.fail("the queue is full")
+    threads.append(start(budget, 2, entered, leave))
+    leave.set()
+    for thread in threads:
+        thread.join(10)
+    assert entered == [10, 8, 2]
+    with budget.hold(10):
+        pass
+
+
+def test_number_of_holders_is_limited_whatever_they_need() -> None:
+    budget, entered, leave = ByteBudget(10, max_holders=2), list[int](), threading.Event()
+    threads = [start(budget, 1, entered, leave) for _ in range(4)]
+    assert len(entered) == 2
+    leave.set()
+    for thread in threads:
+        thread.join(10)
+    assert len(entered) == 4
