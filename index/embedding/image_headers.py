@@ -28,6 +28,9 @@ Reason = Literal["empty", "too_large", "too_many_pixels", "unsupported", "trunca
 # line of defence.
 _MAX_PIXELS = 500_000_000
 Image.MAX_IMAGE_PIXELS = _MAX_PIXELS // 2
+# Blocks of more than 32 MiB go back to the system when they are freed. Smaller ones, by default of 16 MiB, stay with
+# the thread that allocated them, and several threads together then hold more than is counted for one photo.
+Image.core.set_block_size(64 * 1024 * 1024)  # type: ignore[attr-defined]
 
 _REMEDY = "Send a whole JPEG, PNG, WebP, AVIF, HEIC, GIF or BMP file."
 _SUPPORTED = ("JPEG", "PNG", "WebP", "AVIF", "HEIC", "GIF", "BMP")
@@ -46,7 +49,7 @@ _DEEP_HEIC_PIXEL_BYTES = 20
 """The same for a HEIC with more than 8 bits per colour."""
 _LINE_BYTES = 1024
 """Memory per row and column: a pointer, and a row of the resized image."""
-STRIP_PIXELS = 1_000_000
+STRIP_PIXELS = 250_000
 """Pixels composited on white at a time: a large photo at once would need four more copies in memory."""
 _STRIP_BYTES = 24
 """Memory per pixel of a strip."""

@@ -214,3 +214,31 @@ def test_estimate_is_an_upper_bound_within_twice_the_peak(kind: str, tmp_path_fa
     output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
     peak, cost = map(int, output.split())
     assert peak <= cost <= 2.2 * peak
+
+
+IN_THREADS = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from index.embedding.images import decode, decode_cost
+from tests.support.memory import peak_memory
+from threading import Barrier, Lock
+data, lock, together = open(sys.argv[1], "rb").read(), Lock(), Barrier(8)
+before = peak_memory()
+def work(_):
+    together.wait()
+    with lock:
+        decode(data)
+with ThreadPoolExecutor(8) as pool:
+    list(pool.map(work, range(8)))
+print(peak_memory() - before, decode_cost(data))
+"""
+
+
+@pytest.mark.slow
+@ON_LINUX
+def test_threads_keep_little_memory_of_a_photo_that_was_decoded(tmp_path: Path) -> None:
+    (tmp_path / "huge").write_bytes(webp_lossless(SIDE, SIDE))
+    command = [sys.executable, "-c", IN_THREADS, str(tmp_path / "huge")]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    peak, cost = map(int, output.split())
+    assert peak <= cost + 8 * 24 * MIB, "a thread may keep the smaller blocks"
