@@ -40,14 +40,14 @@ ARG EXTRAS=""
 # Compiled at build time with unchecked hashes: the file system is read-only at run time. Files for newer versions of
 # Python fail to compile and are not needed.
 RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --constraint constraints.txt \
-      $(printf -- '--requirement %s.txt ' core cpu ${EXTRAS}) \
+      $(printf -- '--requirement %s.txt ' core cpu heic ${EXTRAS}) \
  && find /opt/lookalike/lib -type d -name tests -prune -exec rm -r {} + \
  && { python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib || true; }
 
 FROM builder AS dependencies-train
 ARG EXTRAS=""
 RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --constraint constraints.txt \
-      $(printf -- '--requirement %s.txt ' core cpu train ${EXTRAS}) \
+      $(printf -- '--requirement %s.txt ' core cpu heic train ${EXTRAS}) \
  && { python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib || true; }
 
 FROM python-gpu AS dependencies-gpu
@@ -62,7 +62,7 @@ COPY constraints.txt ./
 COPY --from=requirements /requirements ./
 ARG EXTRAS=""
 RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --constraint constraints.txt \
-      $(printf -- '--requirement %s.txt ' core gpu ${EXTRAS}) \
+      $(printf -- '--requirement %s.txt ' core gpu heic ${EXTRAS}) \
  && find /opt/lookalike/lib -type d -name tests -prune -exec rm -r {} + \
  && { python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib || true; }
 

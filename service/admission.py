@@ -12,7 +12,9 @@ from typing import Literal, ParamSpec, Protocol, TypeVar, get_args
 import anyio.to_thread
 from anyio import CapacityLimiter
 
+from index._util.byte_budget import ByteBudget, QueueFull
 from index._util.system import usable_cores
+from index.embedding.images import default_decode_bytes
 from index.errors import LookalikeError
 from service.settings import Settings
 
@@ -37,6 +39,10 @@ _NOUNS: dict[Refusal, str] = {
     "fetch": "photos to fetch",
     "embed": "photos to embed",
 }
+
+
+_WAITING_DECODES = 4
+"""Photos that may wait to be decoded, as a multiple of the memory for decoding: a few seconds of work at most."""
 
 
 class Overloaded(LookalikeError):
@@ -77,8 +83,8 @@ class Admission:
         self._lane_limits: dict[Lane, int] = {"search": settings.max_requests, "write": settings.max_writes}
         cores, waiting = usable_cores(), settings.max_waiting
         self._pools: dict[Pool, _ThreadPool] = {
-            # Few, because a decoded photo may take 150 MB.
-            "decode": _ThreadPool(max(2, cores), waiting),
+            # Those that wait for a core or for memory wait inside their threads, where the memory they need is known.
+            "decode": _ThreadPool(max(2, cores) + waiting, 0),
             "search": _ThreadPool(max(4, 2 * cores), waiting),
             "read": _ThreadPool(4, settings.max_reads),
             # One, because a list of a thousand items takes as long as many searches.
@@ -88,6 +94,9 @@ class Admission:
             "job": _ThreadPool(2, waiting),
             "status": _ThreadPool(2, waiting),
         }
+        memory = (settings.max_decode_bytes or default_decode_bytes()) // settings.workers
+        self.decode_budget = ByteBudget(memory, max_holders=max(2, cores), max_waiting=_WAITING_DECODES * memory)
+        """Memory for decoding photos in this process."""
         self._fetches = CapacityLimiter(settings.max_fetches)
         self._max_waiting = waiting
         self._held_bytes = 0
@@ -132,6 +141,8 @@ class Admission:
         own.count += 1
         try:
             return await anyio.to_thread.run_sync(lambda: work(*args, **kwargs), limiter=own.limiter)
+        except QueueFull:
+            raise self.refuse(pool, f"The memory for {_NOUNS[pool]} is in use, and others wait for it.") from None
         finally:
             own.count -= 1
 

@@ -12,7 +12,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from index.embedding.images import ImageLimits, Preprocessing, decode_for_model, digest, thumbnail
+from index._util.byte_budget import ByteBudget
+from index.embedding.images import (
+    ImageLimits,
+    Preprocessing,
+    decode_for_model,
+    digest,
+    hold_memory,
+    model_side,
+    thumbnail,
+)
 from index.gallery.errors import VersionConflict
 from index.gallery.types import Item, NewImage, StoredImage, StoredItem
 from service.admission import Overloaded
@@ -254,7 +263,8 @@ class _PhotoEmbedder:
         with admission.hold_bytes() as hold:
             data = await load_photo(self._state, self._photos[image_id], hold)
             started = perf_counter()
-            decoded = await admission.run("decode", _decode, data, rule, self._state.settings.image_limits, known)
+            limits, budget = self._state.settings.image_limits, admission.decode_budget
+            decoded = await admission.run("decode", _decode, data, rule, limits, known, budget)
         self._digests[image_id] = decoded.digest
         if decoded.pixels is None:
             return
@@ -270,10 +280,13 @@ class _DecodedPhoto(NamedTuple):
     thumbnail: bytes = b""
 
 
-def _decode(data: bytes, rule: Preprocessing, limits: ImageLimits, known: str | None) -> _DecodedPhoto:
+def _decode(
+    data: bytes, rule: Preprocessing, limits: ImageLimits, known: str | None, budget: ByteBudget
+) -> _DecodedPhoto:
     """Decodes a photo once, for its vector and its thumbnail; not at all when it has the known digest."""
     name = digest(data)
     if name == known:
         return _DecodedPhoto(name, None)
-    picture, part = decode_for_model(rule, data, limits)
-    return _DecodedPhoto(name, rule.apply(picture, part), thumbnail(picture))
+    with hold_memory(budget, data, limits, model_side(rule)):
+        picture, part = decode_for_model(rule, data, limits)
+        return _DecodedPhoto(name, rule.apply(picture, part), thumbnail(picture))

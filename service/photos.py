@@ -7,7 +7,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from index.embedding.images import Box, EncodedImage, ImageError, ImageLimits, Preprocessing, load_pixels
+from index._util.byte_budget import ByteBudget
+from index.embedding.images import (
+    Box,
+    EncodedImage,
+    ImageError,
+    ImageLimits,
+    Preprocessing,
+    hold_memory,
+    load_pixels,
+    model_side,
+)
 from service.inference import Embedding, Model
 from service.problems import URL_DISABLED, ProblemError
 from service.requests import Photo
@@ -41,7 +51,8 @@ async def embed_query(state: ServiceState, photo: bytes, box: Box | None, model:
     with model.in_use():
         started = perf_counter()
         rule, limits = model.bundle.preprocessing, state.settings.image_limits
-        pixels = await state.admission.run("decode", decode_query, photo, rule, limits, box)
+        budget = state.admission.decode_budget
+        pixels = await state.admission.run("decode", decode_query, photo, rule, limits, box, budget)
         decoded = perf_counter() - started
         state.telemetry.stage("decode", decoded)
         embedding = await embed_pixels(state, model, pixels)
@@ -57,12 +68,15 @@ async def embed_pixels(state: ServiceState, model: Model, pixels: NDArray[np.uin
     return embedding
 
 
-def decode_query(photo: bytes, rule: Preprocessing, limits: ImageLimits, box: Box | None) -> NDArray[np.uint8]:
-    """Decodes a photo, or the part of it within `box`, to the model's input size."""
-    if box is None:
-        return load_pixels(photo, rule, limits)
-    image = EncodedImage(photo, limits)
-    left, top, right, bottom = (round(share * side) for share, side in zip(box, image.size * 2, strict=True))
-    if left >= right or top >= bottom:
-        raise ImageError("empty", f"The box {box} contains no pixel of the photo.", "Send a larger box.")
-    return rule.apply(*image.read((left, top, right, bottom), rule.resize))
+def decode_query(
+    photo: bytes, rule: Preprocessing, limits: ImageLimits, box: Box | None, budget: ByteBudget
+) -> NDArray[np.uint8]:
+    """Decodes a photo, or the part of it within `box`, to the model's input size, once the budget has the memory."""
+    with hold_memory(budget, photo, limits, model_side(rule) if box is None else None):
+        if box is None:
+            return load_pixels(photo, rule, limits)
+        image = EncodedImage(photo, limits)
+        left, top, right, bottom = (round(share * side) for share, side in zip(box, image.size * 2, strict=True))
+        if left >= right or top >= bottom:
+            raise ImageError("empty", f"The box {box} contains no pixel of the photo.", "Send a larger box.")
+        return rule.apply(*image.read((left, top, right, bottom), rule.resize))

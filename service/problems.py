@@ -57,7 +57,7 @@ class ProblemType:
 
 
 _SEND_PHOTO = "Send a form with the file field `image`, or the photo itself with its own type (image/...)."
-_SEND_FILE = "Send a complete JPEG, PNG, WebP, GIF or BMP file."
+_SEND_FILE = "Send a complete JPEG, PNG, WebP, AVIF, HEIC, GIF or BMP file."
 
 MALFORMED = ProblemType(
     "request-malformed", 400, "Malformed request", "Missing boundary in multipart.", "Correct the form's encoding."

@@ -87,6 +87,12 @@ class Settings(BaseSettings):
 
     max_body_bytes: int = Field(default=DEFAULT_LIMITS.max_bytes, gt=0, description="size of a request body")
     max_pixels: int = Field(default=DEFAULT_LIMITS.max_pixels, gt=0, description="pixels of a photo")
+    max_side: int = Field(default=DEFAULT_LIMITS.max_side, gt=0, description="pixels of a photo's longer side")
+    max_decode_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="memory for decoding photos, all processes together; default: half of the memory limit",
+    )
     max_batch: int = Field(default=16, ge=1, le=256, description="photos per request")
     max_requests: int = Field(default=64, ge=1, description="searches that run at once, per process")
     max_writes: int = Field(default=32, ge=1, description="writes of items that run at once, per process")
@@ -135,7 +141,7 @@ class Settings(BaseSettings):
 
     @property
     def image_limits(self) -> ImageLimits:
-        return ImageLimits(max_bytes=self.max_body_bytes, max_pixels=self.max_pixels)
+        return ImageLimits(max_bytes=self.max_body_bytes, max_pixels=self.max_pixels, max_side=self.max_side)
 
     @classmethod
     def settings_customise_sources(

@@ -14,30 +14,47 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image
 from pydantic import Field
 
 from index._util.models import Frozen
-from index.errors import LookalikeError
+from index.embedding.image_headers import (
+    DEFAULT_LIMITS,
+    STRIP_PIXELS,
+    ImageError,
+    ImageLimits,
+    Reason,
+    check_bytes,
+    decode_cost,
+    default_decode_bytes,
+    hold_memory,
+    open_image,
+    read_header,
+    reduced_scale,
+)
 
-Reason = Literal["empty", "too_large", "too_many_pixels", "unsupported", "truncated", "unreadable", "unreachable"]
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-# Our own, lower limit is checked from the header of every image. Pillow's, which raises at twice its value, protects
-# from the formats whose decoder allocates memory for all pixels as soon as the header is read.
-_MAX_PIXELS = 500_000_000
-Image.MAX_IMAGE_PIXELS = _MAX_PIXELS // 2
+__all__ = [
+    "DEFAULT_LIMITS",
+    "Box",
+    "EncodedImage",
+    "ImageError",
+    "ImageLimits",
+    "Preprocessing",
+    "Reason",
+    "decode",
+    "decode_cost",
+    "decode_for_model",
+    "default_decode_bytes",
+    "digest",
+    "hold_memory",
+    "load_pixels",
+    "model_side",
+    "read_file",
+    "thumbnail",
+]
 
-_REMEDY = "Send a complete JPEG, PNG, WebP, GIF or BMP file."
-_OVERSAMPLING = 1.25
-"""A large JPEG is decoded at a reduced scale only while its sides stay this many times the length that they are resized
-to: the inverse cosine transform then drops only detail that resizing would have averaged away. On sharp photos of 160
-to 350 pixels the result differs by 1.6 levels of 255 on average at half scale, less than that of another resize filter
-(1.9), while at 1.0 it differs by more (2.3)."""
 _MIN_SIDE = 256
 """Minimum side that photos are decoded for: thumbnails of 320 pixels are made from the same decoded image."""
-_JPEGS = ("JPEG", "MPO")
-_MAX_SCANS = 100
-"""Limit of a progressive JPEG. Encoders write about ten; each costs a pass over all pixels for a few bytes of file."""
 
 
 class _Orientation(NamedTuple):
@@ -66,23 +83,6 @@ _ORIENTATIONS = {
 Box = tuple[float, float, float, float]
 
 
-class ImageError(LookalikeError):
-    """An image that cannot be used; `reason` is the machine-readable cause."""
-
-    kind = "image"
-
-    def __init__(self, reason: Reason, problem: str, remedy: str = _REMEDY) -> None:
-        super().__init__(problem, remedy)
-        self.reason: Reason = reason
-
-
-class ImageLimits(Frozen):
-    """Limits that are checked before any pixel is decoded."""
-
-    max_bytes: int = Field(default=20 * 1024 * 1024, gt=0)
-    max_pixels: int = Field(default=50_000_000, gt=0)
-
-
 class Preprocessing(Frozen):
     """A bundle's rule from an upright RGB image to the model's input: resize the short side, then crop the centre."""
 
@@ -108,9 +108,6 @@ class Preprocessing(Frozen):
         return np.asarray(image.resize((side, side), filter_, box=box), dtype=np.uint8)
 
 
-DEFAULT_LIMITS = ImageLimits()
-
-
 def digest(data: bytes) -> str:
     """Returns the SHA-256 digest of an image's bytes, by which images are deduplicated."""
     return hashlib.sha256(data).hexdigest()
@@ -119,7 +116,7 @@ def digest(data: bytes) -> str:
 def read_file(path: Path, limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
     """Returns a photo's bytes or raises ImageError; a file over the limit is not read."""
     try:
-        _check_bytes(path.stat().st_size, limits)
+        check_bytes(path.stat().st_size, limits)
         return path.read_bytes()
     except (OSError, ValueError) as error:  # a name with a NUL is a ValueError
         cause = getattr(error, "strerror", None) or error
@@ -141,7 +138,12 @@ def decode_for_model(rule: Preprocessing, data: bytes, limits: ImageLimits = DEF
 
     The box is smaller than the image where a side is not a multiple of the scale.
     """
-    return EncodedImage(data, limits).read(side=max(_MIN_SIDE, rule.resize))
+    return EncodedImage(data, limits).read(side=model_side(rule))
+
+
+def model_side(rule: Preprocessing) -> int:
+    """Returns the length that decode_for_model decodes the short side for."""
+    return max(_MIN_SIDE, rule.resize)
 
 
 class EncodedImage:
@@ -152,12 +154,11 @@ class EncodedImage:
     """
 
     def __init__(self, data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> None:
-        _check_bytes(len(data), limits)
-        self._image = image = _open(data)
+        check_bytes(len(data), limits)
+        header = read_header(data, limits)
+        self._image = image = header.image or open_image(data, "WEBP")
         width, height = image.size
-        if width * height > limits.max_pixels:
-            raise _too_many_pixels(f"{width} x {height} pixels; the limit is {limits.max_pixels:,}")
-        if image.format not in _JPEGS:
+        if not header.jpeg:
             with _image_errors():
                 image.load()
         self._orientation = _read_orientation(image)
@@ -172,13 +173,17 @@ class EncodedImage:
         part = part or (0, 0, *self.size)
         with _image_errors():
             scale = self._reduce(min(part[2] - part[0], part[3] - part[1]) / side if side else 1)
-            self._image.load()
+            # Without a reference of its own, so that each step frees the pixels of the one before.
+            image = self.__dict__.pop("_image")
+            image.load()
             box = [edge / scale for edge in self._stored_box(part)]
             outer = (floor(box[0]), floor(box[1]), ceil(box[2]), ceil(box[3]))
             # Crop before transposing and converting, which both take longer.
-            stored = self._image if outer == (0, 0, *self._image.size) else self._image.crop(outer)
-            method = self._orientation.method
-            upright = _to_rgb(stored.transpose(method) if method is not None else stored)
+            if outer != (0, 0, *image.size):
+                image = image.crop(outer)
+            if self._orientation.method is not None:
+                image = image.transpose(self._orientation.method)
+            upright = _to_rgb(image)
         left, top, right, bottom = (box[i] - outer[i % 2] for i in range(4))
         if self._orientation.swaps_axes:
             left, top, right, bottom = top, left, bottom, right
@@ -190,7 +195,7 @@ class EncodedImage:
 
     def _reduce(self, excess: float) -> int:
         """Selects and returns the scale of a part that has `excess` times the pixels per side that it is resized to."""
-        scale = next((scale for scale in (8, 4, 2) if excess >= scale * _OVERSAMPLING), 1)
+        scale = reduced_scale(excess)
         width, height = self._image.size
         reduced = scale > 1 and self._image.draft(None, (width // scale, height // scale))
         return scale if reduced else 1
@@ -215,35 +220,6 @@ def _image_errors() -> Iterator[None]:
         raise ImageError(reason, f"The image is {reason}: {error}.") from error
 
 
-def _check_bytes(count: int, limits: ImageLimits) -> None:
-    if not count:
-        raise ImageError("empty", "The image is empty (0 bytes).")
-    if count > limits.max_bytes:
-        raise ImageError(
-            "too_large", f"The image has {count:,} bytes; the limit is {limits.max_bytes:,}.", "Send a smaller file."
-        )
-
-
-def _too_many_pixels(size: str) -> ImageError:
-    return ImageError("too_many_pixels", f"The image has {size}.", "Send a smaller picture.")
-
-
-def _open(data: bytes) -> Image.Image:
-    """Reads the header of an image and decodes no pixel."""
-    try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
-    except Image.DecompressionBombError:
-        raise _too_many_pixels(f"more than {_MAX_PIXELS:,} pixels") from None
-    except UnidentifiedImageError:
-        raise ImageError("unsupported", "The bytes are not an image of a known format.") from None
-    except Exception as error:  # Pillow's parsers raise many types on hostile headers
-        raise ImageError("unreadable", f"The image's header cannot be read: {error}.") from error
-    # Within compressed data FF is never followed by DA, so this counts scans, and those of embedded previews.
-    if image.format in _JPEGS and (scans := data.count(b"\xff\xda")) > _MAX_SCANS:
-        raise ImageError("unreadable", f"The image has {scans} scans; the limit is {_MAX_SCANS}.")
-    return image
-
-
 def _read_orientation(image: Image.Image) -> _Orientation:
     """Returns the orientation of the EXIF data; a photo with damaged EXIF data is taken as upright."""
     try:
@@ -252,25 +228,29 @@ def _read_orientation(image: Image.Image) -> _Orientation:
         return _UPRIGHT
 
 
-_STRIP_ROWS = 256
-"""Rows composited on white at a time: a large photo at once would need four more copies in memory."""
-
-
 def _to_rgb(image: Image.Image) -> Image.Image:
     """Converts to RGB on white: shops photograph on white, and a transparent background must not turn black."""
-    if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip rather than scale
-        values = np.asarray(image).astype(np.uint32)
-        grey = (values >> 8).astype(np.uint8)
-        grey[values == image.info.get("transparency")] = 255
-        return Image.fromarray(grey).convert("RGB")
-    if image.has_transparency_data:
+    is_deep = image.mode.startswith("I")  # 16-bit grey, which Pillow would clip rather than scale
+    if is_deep or image.has_transparency_data:
         opaque = Image.new("RGB", image.size)
-        for top in range(0, image.height, _STRIP_ROWS):
-            strip = image.crop((0, top, image.width, min(top + _STRIP_ROWS, image.height))).convert("RGBA")
-            white = Image.new("RGBA", strip.size, "white")
-            opaque.paste(Image.alpha_composite(white, strip).convert("RGB"), (0, top))
+        rows = max(1, STRIP_PIXELS // image.width)
+        for top in range(0, image.height, rows):
+            strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+            opaque.paste(_scale_to_bytes(strip) if is_deep else _composite_on_white(strip), (0, top))
         return opaque
     return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _scale_to_bytes(strip: Image.Image) -> Image.Image:
+    values = np.asarray(strip).astype(np.uint32)
+    grey = (values >> 8).astype(np.uint8)
+    grey[values == strip.info.get("transparency")] = 255
+    return Image.fromarray(grey)
+
+
+def _composite_on_white(strip: Image.Image) -> Image.Image:
+    strip = strip.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip).convert("RGB")
 
 
 def thumbnail(image: Image.Image, side: int = 320) -> bytes:

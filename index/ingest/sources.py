@@ -13,7 +13,7 @@ from index.ingest.remote_files import FileReader, file_name, local_path, parent_
 from index.ingest.tables import Row, open_table, parse_cell, to_attribute
 from index.items import MAX_ID_LENGTH, Item
 
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp"}
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".heif", ".gif", ".bmp"}
 _REQUIRED = ("item_id", "image")
 _FIELDS = (*_REQUIRED, "image_id", "title", "url")
 _MAX_REPORTED = 10

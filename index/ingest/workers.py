@@ -9,10 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from index._util.byte_budget import ByteBudget
 from index._util.system import usable_cores
 from index.embedding.bundle import Bundle
 from index.embedding.embedder import Embedder
-from index.embedding.images import DEFAULT_LIMITS, ImageError, decode_for_model, digest, thumbnail
+from index.embedding.images import (
+    DEFAULT_LIMITS,
+    ImageError,
+    decode_for_model,
+    default_decode_bytes,
+    digest,
+    hold_memory,
+    model_side,
+    thumbnail,
+)
 from index.gallery.types import NewImage
 from index.ingest.embedding_plan import KnownDigests, Outcome, Reject, Unchanged, is_unchanged
 from index.ingest.remote_files import FileReader
@@ -50,9 +60,15 @@ class LocalWorkers:
 
     ahead = 3
 
-    def __init__(self, bundle: Bundle, *, cores: int | None = None) -> None:
-        """Uses `cores` cores; default: all that the process may use."""
-        self._cores = cores or usable_cores()
+    def __init__(self, bundle: Bundle, *, cores: int | None = None, max_decode_bytes: int | None = None) -> None:
+        """Uses `cores` cores; default: all that the process may use.
+
+        `max_decode_bytes` is the memory for decoding photos; default: half of the machine's, by the share of its cores.
+        """
+        usable = usable_cores()
+        self._cores = cores or usable
+        share = min(1.0, self._cores / usable)
+        self._budget = ByteBudget(max_decode_bytes or int(default_decode_bytes() * share))
         self._bundle = bundle
         self._files = FileReader()
         self._lock = Lock()
@@ -76,10 +92,11 @@ class LocalWorkers:
             name = digest(data)
             if is_unchanged(image, name, known):
                 return Unchanged(image.image_id)
-            picture, part = decode_for_model(rule, data)
+            with hold_memory(self._budget, data, side=model_side(rule)):
+                picture, part = decode_for_model(rule, data)
+                return _Decoded(image, name, rule.apply(picture, part), _thumbnail(picture))
         except ImageError as error:
             return Reject(image.item.id, image.image_id, image.place, error.reason, str(error))
-        return _Decoded(image, name, rule.apply(picture, part), _thumbnail(picture))
 
     def _embed(self, decoding: list["Future[_Decoded | Unchanged | Reject]"]) -> list[Outcome]:
         results = [future.result() for future in decoding]

@@ -1,6 +1,7 @@
 """The admission controller: each kind of work has its own limit, and what exceeds it is refused at once."""
 
 import asyncio
+import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -8,6 +9,7 @@ from typing import get_args
 
 import pytest
 
+from index._util.system import memory_limit
 from service.admission import Admission, Lane, Overloaded, Pool, Refusal
 from service.settings import Settings
 from tests.service.conftest import problem, serving
@@ -172,3 +174,29 @@ def test_writes_that_wait_for_the_store_stop_neither_searches_nor_reads(
         finally:
             blocker.released.set()
         assert sorted(one.result().status_code for one in writes) == [200] * 6 + [503] * 6
+
+
+def test_memory_for_decoding_is_shared_by_the_processes() -> None:
+    assert Admission(limits(max_decode_bytes=1000, workers=4), Counts()).decode_budget.total == 250
+    assert Admission(limits(), Counts()).decode_budget.total == memory_limit() // 2
+
+
+@pytest.mark.anyio
+async def test_photos_that_would_wait_too_long_for_memory_are_refused() -> None:
+    counts, released = Counts(), threading.Event()
+    admission = Admission(limits(max_decode_bytes=100), counts)
+
+    def decode(cost: int) -> int:
+        with admission.decode_budget.hold(cost):
+            assert released.wait(10)
+        return cost
+
+    tasks = [asyncio.create_task(admission.run("decode", decode, 100)) for _ in range(12)]
+    try:
+        while sum(task.done() for task in tasks) < 7:
+            await asyncio.sleep(0.01)
+        assert {type(task.exception()) for task in tasks if task.done()} == {Overloaded}
+        assert counts.refusals == {"decode": 7}
+    finally:
+        released.set()
+    assert await asyncio.gather(*(task for task in tasks if not task.done())) == [100] * 5

@@ -15,7 +15,7 @@ from PIL import ExifTags, Image, ImageOps
 
 from index._util.files import cache_folder
 from index._util.system import usable_cores
-from index.embedding.images import DEFAULT_LIMITS, FORMATS, ImageError, decode
+from index.embedding.images import DEFAULT_LIMITS, ImageError, decode
 from training.callbacks import Progress
 from training.data.dataset import DataSet, Photo, check_usable, count_noun, list_counts, visible_part
 from training.errors import TrainingError
@@ -98,7 +98,7 @@ def photo_problem(photo: Photo) -> str | None:
 def _upright_size(data: bytes) -> tuple[int, int]:
     """Decodes a file, a JPEG at an eighth of its size: broken bytes show there too."""
     # If this fails, the decoder that training uses decides, and words the message.
-    with suppress(Exception), Image.open(io.BytesIO(data), formats=FORMATS) as image:
+    with suppress(Exception), Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
         width, height = image.size
         if len(data) <= DEFAULT_LIMITS.max_bytes and width * height <= DEFAULT_LIMITS.max_pixels:
             image.draft(None, (max(1, width // 8), max(1, height // 8)))

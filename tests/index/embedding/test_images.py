@@ -4,6 +4,7 @@ import io
 import random
 import struct
 import zlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,10 @@ RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
 
 def encode(image: Image.Image, kind: str, **options: Any) -> bytes:
+    if kind == "HEIF" and "exif" in options:
+        # As phones do: the orientation is a property of the image in its container too, which decoders apply.
+        image = image.copy()
+        image.info["exif"] = options.pop("exif").tobytes()
     out = io.BytesIO()
     image.save(out, kind, **options)
     return out.getvalue()
@@ -47,7 +52,19 @@ def close_to(image: Image.Image, place: tuple[int, int], colour: tuple[int, int,
     return bool(np.abs(np.asarray(image)[place[1], place[0]].astype(int) - colour).max() < 40)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP"])
+HEIF = pytest.param("HEIF", marks=pytest.mark.skipif(find_spec("pillow_heif") is None, reason="needs pillow-heif"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def heif_encoder() -> None:
+    """Registers the encoder of HEIC photos, where it is installed."""
+    if find_spec("pillow_heif") is not None:
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF", HEIF])
 def test_every_format_decodes_to_rgb(kind: str) -> None:
     image = decode(encode(halves(), kind))
     assert image.mode == "RGB" and image.size == (40, 20)
@@ -59,7 +76,7 @@ def test_every_mode_decodes_to_rgb(mode: str, kind: str) -> None:
     assert decode(encode(halves(mode), kind)).mode == "RGB"
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("RGBA", "PNG"), ("LA", "PNG"), ("RGBA", "WEBP")])
+@pytest.mark.parametrize(("mode", "kind"), [("RGBA", "PNG"), ("LA", "PNG"), ("RGBA", "WEBP"), ("RGBA", "AVIF")])
 def test_transparent_pixels_become_white(mode: str, kind: str) -> None:
     image = Image.new("RGBA", (8, 8), (0, 0, 0, 0)).convert("LA").convert(mode)
     assert decode(encode(image, kind)).getpixel((4, 4)) == WHITE
@@ -160,7 +177,7 @@ def test_wrong_file_extension_is_ignored(tmp_path: Path) -> None:
     assert close_to(decode(read_file(file)), (3, 10), RED)
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "AVIF", HEIF])
 def test_rotated_phone_photo_is_decoded_upright(kind: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # the camera was rotated by 90 degrees
@@ -169,14 +186,18 @@ def test_rotated_phone_photo_is_decoded_upright(kind: str) -> None:
     assert close_to(image, (10, 3), RED) and close_to(image, (10, 36), BLUE)
 
 
+@pytest.mark.parametrize("kind", ["PNG", "AVIF", HEIF])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_every_orientation_is_decoded_to_the_same_upright_image(orientation: int) -> None:
+def test_every_orientation_is_decoded_to_the_same_upright_image(orientation: int, kind: str) -> None:
     upright = halves()
     undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # Pillow's number of the inverse transposition
     stored = upright.transpose(Image.Transpose(undo[orientation])) if orientation > 1 else upright
     exif = Image.Exif()
     exif[0x0112] = orientation
-    assert np.array_equal(np.asarray(decode(encode(stored, "PNG", exif=exif))), np.asarray(upright))
+    decoded = decode(encode(stored, kind, exif=exif))
+    if kind == "PNG":
+        assert np.array_equal(np.asarray(decoded), np.asarray(upright))
+    assert decoded.size == (40, 20) and close_to(decoded, (3, 10), RED) and close_to(decoded, (36, 10), BLUE)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -276,6 +297,7 @@ FUZZED: dict[str, dict[str, Any]] = {
     "WEBP": {"quality": 60},
     "GIF": {},
     "BMP": {},
+    "AVIF": {},
 }
 
 

@@ -1,5 +1,6 @@
 """Tests of the workers of one machine: outcomes in order, rejects among them, no thread left behind."""
 
+import io
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from index.embedding.bundle import Bundle
 from index.embedding.embedder import Embedder
-from index.embedding.images import ImageError, digest, load_pixels
+from index.embedding.images import ImageError, decode_cost, decode_for_model, digest, load_pixels
 from index.gallery.types import Item, NewImage
 from index.ingest.embedding_plan import Reject, Unchanged
 from index.ingest.sources import Source, SourceImage
@@ -116,3 +118,46 @@ def test_unchanged_photos_are_not_embedded(tmp_path: Path) -> None:
         assert isinstance(outcome, NewImage) and (outcome.id, outcome.digest) == (image.image_id, digest(photo))
         expected = embedder.embed(load_pixels(photo, bundle.preprocessing)[None])[0]
         np.testing.assert_allclose(outcome.vector, expected, atol=1e-5)
+
+
+def test_photo_that_needs_more_memory_than_there_is_becomes_a_reject(bundle: Bundle, photos: Path) -> None:
+    out = io.BytesIO()
+    Image.new("RGB", (1000, 1000)).save(out, "WEBP")
+    (photos / "huge").write_bytes(out.getvalue())
+    workers = LocalWorkers(bundle, cores=2, max_decode_bytes=10_000_000)
+    try:
+        places = [str(photos / name) for name in ("1", "huge", "2")]
+        first, huge, last = workers.submit([image(n, place) for n, place in enumerate(places)], {}).result(60)
+    finally:
+        workers.close()
+    assert isinstance(first, NewImage) and isinstance(last, NewImage)
+    assert isinstance(huge, Reject) and huge.reason == "too_many_pixels"
+    assert "bytes of memory; the limit is 10,000,000" in huge.problem
+
+
+def test_photos_that_fill_the_memory_are_decoded_one_after_the_other(
+    bundle: Bundle, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, peak, lock, decode = 0, 0, threading.Lock(), decode_for_model
+
+    def count_and_decode(*args: Any) -> Any:
+        nonlocal running, peak
+        with lock:
+            running += 1
+            peak = max(peak, running)
+        threading.Event().wait(0.01)
+        with lock:
+            running -= 1
+        return decode(*args)
+
+    monkeypatch.setattr("index.ingest.workers.decode_for_model", count_and_decode)
+    cost = max(decode_cost((photos / str(number)).read_bytes()) for number in range(20))
+    for budget, expected in ((cost, 1), (20 * cost, 5)):
+        peak = 0
+        workers = LocalWorkers(bundle, cores=4, max_decode_bytes=budget)
+        try:
+            outcomes = workers.submit([image(n, str(photos / str(n))) for n in range(20)], {}).result(60)
+        finally:
+            workers.close()
+        assert all(isinstance(outcome, NewImage) for outcome in outcomes)
+        assert peak == 1 if expected == 1 else 1 < peak <= expected

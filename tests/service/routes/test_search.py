@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import httpx
@@ -316,3 +317,37 @@ def test_addresses_are_off_unless_hosts_are_allowed(client: httpx.Client) -> Non
 )
 def test_an_invalid_search_is_refused(client: httpx.Client, body: dict[str, object], kind: str) -> None:
     problem(client.post("/v1/search", json=body), 422, kind)
+
+
+def test_photo_that_needs_more_memory_than_there_is_gets_413(settings: Settings) -> None:
+    out = io.BytesIO()
+    Image.new("RGB", (900, 900)).save(out, "WEBP")
+    with serving(settings.model_copy(update={"max_decode_bytes": 10_000_000})) as client:
+        body = problem(client.post("/v1/search", files={"image": out.getvalue()}), 413, "image-too-many-pixels")
+        assert "bytes of memory; the limit is 10,000,000" in body["detail"]
+        body = problem(
+            client.put("/v1/items/huge", data={"item": "{}"}, files={"image": out.getvalue()}),
+            413,
+            "image-too-many-pixels",
+        )
+        assert client.post("/v1/search", files={"image": tiny_photo(0, 1)}).status_code == 200
+
+
+def test_progressive_jpeg_with_many_scans_is_refused_quickly(settings: Settings) -> None:
+    out = io.BytesIO()
+    Image.new("RGB", (7000, 7000)).save(out, "JPEG", progressive=True, quality=30)
+    data = out.getvalue()
+    data = data[:-2] + data[data.rindex(b"\xff\xda") : -2] * 80 + data[-2:]
+    with serving(settings.model_copy(update={"max_pixels": 50_000_000, "max_body_bytes": 2_000_000})) as client:
+        started = perf_counter()
+        body = problem(client.post("/v1/search", files={"image": data}), 422, "image-unreadable")
+        assert perf_counter() - started < 0.5
+    assert body["detail"] == "The image has 90 scans; the limit at 7000 x 7000 pixels is 10."
+
+
+def test_photo_in_an_unsupported_format_is_named(client: httpx.Client) -> None:
+    heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
+    answer = client.post("/v1/search", content=heic, headers={"Content-Type": "image/heic"})
+    assert answer.status_code in (415, 422) and "HEI" in answer.json()["detail"]
+    answer = client.post("/v1/search", content=b"II*\0" + bytes(40), headers={"Content-Type": "image/tiff"})
+    assert problem(answer, 415, "image-unsupported")["detail"] == "This is a TIFF file, which is not supported."
