@@ -268,5 +268,5 @@ def test_a_new_bundle_is_activated_during_searches_without_a_failed_or_mixed_res
         assert made_by == name and hits[0][0] == "ball-blue" and hits[0][1] == pytest.approx(1, abs=2e-3)
     assert by_bundle[names[0]][0][1] != by_bundle[names[1]][0][1], "the bundles are told apart by their scores"
     dropped = lookalike("gallery", "drop", gallery, names[1])
-    assert dropped.returncode == 0 and f"Bundle {names[1]} is gone" in dropped.stdout
+    assert dropped.returncode == 0 and f"Bundle {names[1]} was removed" in dropped.stdout
     assert lookalike("gallery", "verify", gallery).returncode == 0
