@@ -156,7 +156,7 @@ class Settings(BaseSettings):
         if not file:
             return init_settings, env_settings
         if not Path(file).is_file():
-            raise SettingsError(f"{FILE_VARIABLE}: there is no file {file}.", "Write it, or unset the variable.")
+            raise SettingsError(f"{FILE_VARIABLE}: the file {file} does not exist.", "Write it, or unset the variable.")
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, Path(file))
 
 

@@ -46,6 +46,9 @@ class JobHistory(Protocol):
     def claim(self, job_id: int) -> Claim:
         """Shows to every process that this one runs the job, until it is released or the process ends."""
 
+    def problems(self) -> list[str]:
+        """Returns what is wrong with the history, which never affects searches."""
+
     def close(self) -> None: ...
 
 

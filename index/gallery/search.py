@@ -3,7 +3,7 @@
 import base64
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import repeat
 from operator import itemgetter
@@ -142,21 +142,21 @@ def _search_group(
     return hits, PageStart((query.start.offset if query.start else 0) + query.top, rank, key)
 
 
-def _rank_candidates(results: list[_SegmentResult]) -> Iterator[_Candidate]:
-    """Yields all images best first; equal scores by key, so that the same search returns the same list."""
+def _rank_candidates(results: list[_SegmentResult]) -> list[_Candidate]:
+    """Returns all images best first; equal scores by key, so that the same search returns the same list."""
     candidates: list[_Candidate] = []
     for segment, scores, positions, _ in results:
         keys, items = segment.keys(positions)
         ranks = np.rint(scores * np.float64(-_SCORE_UNIT)).astype(np.int64)
         candidates += zip(ranks.tolist(), keys.tolist(), items.tolist(), repeat(segment), positions.tolist())
     candidates.sort(key=_rank_and_key)
-    return iter(candidates)
+    return candidates
 
 
 _rank_and_key = itemgetter(0, 1)
 
 
-def _best_images(ranked: Iterable[_Candidate], query: Query, worst: int | None) -> list[_Candidate]:
+def _best_images(ranked: list[_Candidate], query: Query, worst: int | None) -> list[_Candidate]:
     """Returns the best image of each item, from the start of the page to one after its end."""
     start = (query.start.rank, query.start.key) if query.start else None
     seen = set(query.excluded)

@@ -28,6 +28,8 @@ _RECORD = "{count} images have another item, id or digest in the index than in t
 _VECTOR = "{count} images have another vector in the index than in the store: {examples}"
 RESTORE = "Restore a snapshot: lookalike gallery restore; then repeat later changes: lookalike reindex."
 
+_DELETE_HISTORY = "Searches are not affected. Delete jobs.sqlite, or the copy of it, while no job runs."
+
 
 class Fault(NamedTuple):
     """Something wrong with a gallery, and what to do about it."""
@@ -44,6 +46,7 @@ def find_faults(
     try:
         wrong = store.problems()
         faults += [Fault(f"{problem}.", RESTORE) for problem in wrong]
+        faults += [Fault(f"{problem}.", _DELETE_HISTORY) for problem in store.jobs.problems()]
         active = store.read.head().bundle
         for bundle in store.read.bundles():
             faults += _copy_faults(store, bundle.id)

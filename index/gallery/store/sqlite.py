@@ -267,7 +267,7 @@ class SQLiteStore:
     # The files as such
 
     def problems(self) -> list[str]:
-        return [*self.read.problems(), *self.jobs.problems()]
+        return self.read.problems()
 
     def files(self, folder: Path) -> dict[str, Path]:
         copy = folder / STORE_FILE

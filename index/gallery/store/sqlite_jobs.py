@@ -70,9 +70,8 @@ class SQLiteJobs:
 
     @cached_property
     def _db(self) -> sqlite3.Connection:
-        with exclusive_lock(
-            self._directory / LOCK_FILE
-        ):  # SQLite's timeout does not cover concurrent changes of the journal mode
+        # SQLite's timeout does not cover concurrent changes of the journal mode.
+        with exclusive_lock(self._directory / LOCK_FILE):
             try:
                 db = self._open()
             except sqlite3.OperationalError as error:
@@ -110,7 +109,6 @@ class SQLiteJobs:
             self._path.with_name(JOBS_FILE + suffix).unlink(missing_ok=True)
 
     def problems(self) -> list[str]:
-        """Returns what is wrong with the history."""
         kept = sorted(path.name for path in self._directory.glob(f"{JOBS_FILE}.damaged-*"))
         found = [f"The job history was damaged and is kept as {name}" for name in kept]
         if self._path.exists():

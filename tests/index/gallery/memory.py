@@ -366,6 +366,9 @@ class MemoryJobs:
     def release(self) -> None:
         pass
 
+    def problems(self) -> list[str]:
+        return []
+
     def close(self) -> None:
         pass
 

@@ -266,3 +266,13 @@ def test_concurrent_writes_and_compactions_are_not_faults(tmp_path: Path) -> Non
     finally:
         stop.set()
         writer.join()
+
+
+def test_a_damaged_job_history_is_a_fault_that_hides_no_other(gallery: Path) -> None:
+    (gallery / "jobs.sqlite").write_bytes(b"not a database, but long enough to be read as one" * 20)
+    with open_gallery(gallery) as opened:
+        assert opened.jobs.newest() == []
+    fault = single(verify(gallery))
+    assert "job history was damaged" in fault.problem and "Delete jobs.sqlite" in fault.remedy
+    edit_store(gallery, "UPDATE items SET title = 'Changed' WHERE key = 9")
+    assert ["job history" in fault.problem for fault in verify(gallery)] == [True, False]
