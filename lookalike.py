@@ -81,17 +81,21 @@ def _build_app() -> "typer.Typer":
     import service.auth.cli
     import service.cli
     import training.cli
+    import training.evaluation_cli
     import training.study.cli
+    from index.cli.help import Command, Group
 
     app = typer.Typer(
         help="Visual product search: train on your own catalogue, index it, serve it.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         add_completion=False,
+        cls=Group,
     )
     for command in (
         training.cli.train,
-        training.cli.evaluate,
+        training.evaluation_cli.evaluate,
+        training.evaluation_cli.compare,
         training.cli.export,
         training.cli.report,
         training.study.cli.study,
@@ -101,8 +105,8 @@ def _build_app() -> "typer.Typer":
     ):
         app.command(no_args_is_help=True)(command)
     app.command()(service.cli.serve)  # without arguments: its settings may all come from environment variables
-    app.add_typer(index.cli.gallery.app, name="gallery")
-    app.add_typer(service.auth.cli.app, name="keys")
+    app.add_typer(index.cli.gallery.app, name="gallery", cls=Group)
+    app.add_typer(service.auth.cli.app, name="keys", cls=Group)
 
     def print_version(requested: bool) -> None:
         if requested:
@@ -134,6 +138,9 @@ def _build_app() -> "typer.Typer":
         if serve:
             service.cli.serve_demo(directory, host=host, port=port)
 
+    for group in (app, index.cli.gallery.app, service.auth.cli.app):
+        for registered in group.registered_commands:
+            registered.cls = Command
     return app
 
 

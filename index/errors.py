@@ -16,6 +16,11 @@
         ItemMissing
         JobMissing
         JobRunning
+        LimitExceeded
+          TooManyAttributes
+          TooManyImages
+        LockError
+        PluginError
         ReindexError
         SearchError
         SnapshotError
@@ -27,6 +32,7 @@
       service
         FetchError
         KeyFileError
+          KeyFileUnreadable
           KeyMissing
         NotReady
         Overloaded

@@ -17,8 +17,16 @@ MAX_NAME_LENGTH = 256
 MAX_TEXT_LENGTH = 4096
 MAX_INTEGER = 2**53
 """Numbers are compared as doubles; beyond this, neighbouring integers would compare equal."""
+MAX_IMAGES_PER_ITEM = 256
+"""A search by an item compares all its images with the gallery; one request sends at most as many photos."""
+MAX_ATTRIBUTE_NAMES = 10_000
+"""Distinct names of attributes in a gallery: each is a column of the index."""
+MAX_FACETS = 100
+"""Attributes that one list of facets describes."""
 MAX_TOP = 1000
 """Items that one search may return; its cursor returns the next ones."""
+MAX_CURSOR_LENGTH = 11_000
+"""A cursor holds the keys of up to MAX_TOP items, of 8 bytes in the largest gallery, in base64."""
 
 # Discriminated by type, so that no value is converted: true is not 1, and "5" stays a string.
 Attribute = Annotated[
@@ -29,7 +37,7 @@ Attribute = Annotated[
     Discriminator(
         lambda value: type(value).__name__,
         custom_error_type="attribute_type",
-        custom_error_message="Input should be a string, a number, true or false",
+        custom_error_message="must be a text, a number, true or false",
     ),
     # The generated schema has oneOf, which rejects integers because they match both int and float.
     WithJsonSchema(

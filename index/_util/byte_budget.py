@@ -4,25 +4,42 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Condition
+from time import monotonic
+from typing import NamedTuple
+
+_OVERTAKE_SECONDS = 5.0
+"""How long small ones may overtake a large one: then it is its turn."""
 
 
 class QueueFull(Exception):
     """Too many bytes are being waited for; the message has their number."""
 
 
+class _Waiting(NamedTuple):
+    size: int
+    since: float
+    place: object
+    """Distinguishes it from others that need as much."""
+
+
 class ByteBudget:
     """Admits threads in the order of their arrival while the bytes that they need together are within the total.
 
-    One that needs much is not overtaken by those that need little, so it is never starved. `max_holders` limits the
-    threads that are admitted at the same time, and `max_waiting` the bytes that others wait for; default: no limit.
+    `max_holders` limits the threads that are admitted at the same time, and `max_waiting` the bytes that others wait
+    for; default: no limit. Threads that need at most `small` bytes have a queue and places of their own, and the others
+    have one place fewer: so they do not wait for a few that need much and take long.
     """
 
-    def __init__(self, total: int, *, max_holders: int | None = None, max_waiting: int | None = None) -> None:
+    def __init__(
+        self, total: int, *, max_holders: int | None = None, max_waiting: int | None = None, small: int = 0
+    ) -> None:
         self.total = total
         self._max_holders = max_holders
         self._max_waiting = max_waiting
-        self._held = self._holders = self._waiting_bytes = 0
-        self._waiting: deque[object] = deque()
+        self._small = small
+        self._held = self._holders = self._large_holders = 0
+        self._queues: dict[bool, deque[_Waiting]] = {True: deque(), False: deque()}
+        """By whether those that wait are small."""
         self._changed = Condition()
 
     @contextmanager
@@ -35,26 +52,42 @@ class ByteBudget:
             yield
         finally:
             with self._changed:
-                self._held -= count
-                self._holders -= 1
-                self._changed.notify_all()
+                self._change(count, -1)
+
+    def _change(self, count: int, holders: int) -> None:
+        self._held += holders * count
+        self._holders += holders
+        self._large_holders += holders * (count > self._small)
+        self._changed.notify_all()
 
     def _acquire(self, count: int) -> None:
-        place = object()
+        own = _Waiting(count, monotonic(), object())
+        queue = self._queues[count <= self._small]
         with self._changed:
-            is_admitted = not self._waiting and self._has_room(count)
-            if not is_admitted and self._max_waiting is not None and self._waiting_bytes + count > self._max_waiting:
-                raise QueueFull(f"{self._waiting_bytes:,} bytes are being waited for already")
-            self._waiting.append(place)
-            self._waiting_bytes += count
+            is_admitted = not queue and self._has_room(own)
+            waiting = sum(other.size for other in queue)
+            if not is_admitted and self._max_waiting is not None and waiting + count > self._max_waiting:
+                raise QueueFull(f"{waiting:,} bytes are being waited for already")
+            queue.append(own)
             try:
-                self._changed.wait_for(lambda: self._waiting[0] is place and self._has_room(count))
-                self._held += count
-                self._holders += 1
+                self._changed.wait_for(lambda: queue[0] is own and self._has_room(own))
+                self._change(count, 1)
             finally:
-                self._waiting.remove(place)
-                self._waiting_bytes -= count
+                queue.remove(own)
                 self._changed.notify_all()
 
-    def _has_room(self, count: int) -> bool:
-        return self._held + count <= self.total and (self._max_holders is None or self._holders < self._max_holders)
+    def _has_room(self, own: _Waiting) -> bool:
+        if self._held + own.size > self.total:
+            return False
+        if own.size > self._small:
+            return self._max_holders is None or self._large_holders < self._max_large
+        if self._max_holders is not None and self._holders - self._large_holders >= self._max_holders:
+            return False
+        large = self._queues[False]
+        # One that does not fit next to small ones would never get its turn.
+        blocks = large and large[0].size + self._small * (self._max_holders or 1) > self.total
+        return not blocks or monotonic() - large[0].since < _OVERTAKE_SECONDS
+
+    @property
+    def _max_large(self) -> int:
+        return max(1, (self._max_holders or 1) - (self._small > 0))

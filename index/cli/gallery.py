@@ -1,5 +1,6 @@
 """The commands of `lookalike gallery`: statistics, verification, compaction, backup, export, bundles."""
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 if TYPE_CHECKING:
     from index.gallery import BuildReport, GalleryStats, IndexStats
+    from index.gallery.bundle_stats import BundleStats
 
 app = typer.Typer(
     help="Maintain a gallery: statistics, verification, compaction, backup, export.", no_args_is_help=True
@@ -26,28 +28,37 @@ def stats(
     from index.gallery import open_gallery
 
     with open_gallery(gallery) as opened:
-        found = opened.stats()
+        found, bundles = opened.stats(), opened.bundles()
     if as_json:
-        typer.echo(found.model_dump_json(indent=2))
+        listed = [bundle.model_dump(mode="json") for bundle in bundles]
+        typer.echo(json.dumps({**found.model_dump(mode="json"), "bundles": listed}, indent=2))
         return
     for name, text in _describe(found).items():
         typer.echo(f"{name:<12}{text}")
+    for bundle in bundles:
+        typer.echo(f"{bundle.state:<12}{_describe_bundle(bundle)}")
 
 
 def _describe(found: "GalleryStats") -> dict[str, str]:
     index = found.index
     lines = {"items": f"{found.items:,}", "images": f"{found.images:,}", "revision": f"{found.revision:,}"}
-    lines["bundle"] = f"{found.bundle_id}, {found.dimension} numbers per vector" if found.bundle_id else "none yet"
-    if found.previous_bundle_id:
-        lines["previous"] = found.previous_bundle_id
+    if found.unsearchable:
+        lines["images"] += f"; {found.unsearchable:,} of them have no vector of the bundle and are not found"
+    lines["bundle"] = f"{found.bundle_id}, {found.dimension} numbers per vector" if found.bundle_id else "none active"
     if index.name:
         lines["index"] = f"{index.name}, of revision {index.revision:,}"
         lines["pending"] = f"{index.pending:,} images or items were added, changed or removed since"
         lines["quality"] = _quality(index)
-    else:
+    elif found.bundle_id:
         lines["index"] = "none: every search compares with all vectors"
     lines["on disk"] = f"store {_size(found.store_bytes)}, index {_size(index.bytes)}"
     return lines
+
+
+def _describe_bundle(bundle: "BundleStats") -> str:
+    origin = ", ".join(filter(None, (bundle.backbone, bundle.loss or (bundle.backbone and "pretrained"), bundle.data)))
+    added = f", added {bundle.added:%Y-%m-%d %H:%M} UTC" if bundle.added else ""
+    return f"{bundle.id}: {bundle.vectors:,} vectors{added}{f' ({origin})' if origin else ''}"
 
 
 @app.command(no_args_is_help=True)
@@ -88,7 +99,7 @@ def compact(
     with open_gallery(gallery) as opened, progress_bar("Compacting") as on_progress:
         report = opened.compact(rebuild=rebuild, on_progress=on_progress)
     if report is None:
-        typer.echo("The gallery holds no images: there is nothing to compact.")
+        typer.echo("The gallery has no active bundle: there is nothing to compact.")
         return
     state = "New" if report.is_new else "Nothing changed since"
     typer.echo(f"{state} generation {report.name}: {report.images:,} images, {_quality(report)}")
@@ -171,7 +182,31 @@ def rollback(gallery: GalleryArgument) -> None:
         typer.echo(f"Bundle {bundle_id} is active again; {before} is kept for another rollback.")
         missing = opened.images_without(bundle_id)
     if missing:
-        typer.echo(f"{missing} images that were added since have no vector of it and are not found.", err=True)
+        typer.echo(
+            f"{missing} images that were added since have no vector of it and are not found. "
+            "Re-index their source with this bundle, or send them again.",
+            err=True,
+        )
+
+
+@app.command(no_args_is_help=True)
+def activate(
+    gallery: GalleryArgument, bundle: Annotated[str, typer.Argument(help="Id of a bundle with vectors, see stats.")]
+) -> None:
+    """Activate a bundle without the checks of `lookalike reindex`; running services follow automatically.
+
+    Example: lookalike gallery activate gallery 1f0c2a4e9b7d4c1f
+    """
+    from index.cli.progress import progress_bar
+    from index.gallery import open_gallery
+
+    with open_gallery(gallery) as opened:
+        with progress_bar("Building") as on_progress:
+            opened.activate(bundle, on_progress=on_progress)
+        missing = opened.images_without(bundle)
+    typer.echo(f"Bundle {bundle} is active.")
+    if missing:
+        typer.echo(f"{missing} images have no vector of it and are not found. Re-index their source with it.", err=True)
 
 
 @app.command(no_args_is_help=True)

@@ -1,15 +1,23 @@
 """The commands `reindex`, `jobs` and `search`."""
 
+import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import TypeAdapter, ValidationError
 
+from index._util.validation import explain_errors
 from index.ingest.options import ReindexOptions
 
+if TYPE_CHECKING:
+    from index.embedding.images import Box
+    from index.gallery.filters import Filter
+
 _STORED = TypeAdapter(dict[str, Any])
-GalleryOption = Annotated[str, typer.Option(help=ReindexOptions.model_fields["gallery"].description)]
+_GALLERY = ReindexOptions.model_fields["gallery"].description
+GalleryArgument = Annotated[str | None, typer.Argument(help=_GALLERY, show_default=False)]
+GalleryOption = Annotated[str | None, typer.Option("--gallery", help="The same, as an option.")]
 
 
 def _option(name: str, *declarations: str, metavar: str | None = None) -> Any:
@@ -42,6 +50,8 @@ def reindex(
     columns: Annotated[list[str] | None, _option("columns", "--column", metavar="NAME=COLUMN")] = None,
     attributes: Annotated[str | None, _option("attributes")] = None,
     images: Annotated[str | None, _option("images")] = None,
+    allow_folder: Annotated[list[str] | None, _option("allow_folder", metavar="FOLDER")] = None,
+    allow_address: Annotated[list[str] | None, _option("allow_address", metavar="HOST")] = None,
     rejects: Annotated[str | None, _option("rejects")] = None,
     max_rejects: Annotated[float | None, _option("max_rejects")] = None,
     delete_missing: Annotated[bool, _option("delete_missing", "--delete-missing")] = False,
@@ -54,6 +64,7 @@ def reindex(
         Path | None,
         typer.Option("--options", metavar="FILE", help="JSON file with these options; the command line overrides it."),
     ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait while another job of the gallery runs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print progress as JSON lines on standard output.")] = False,
     job: Annotated[int | None, typer.Option(help="Id of a job record that was created for this run.", hidden=True)] = (
         None
@@ -66,7 +77,8 @@ def reindex(
 
     Example: lookalike reindex catalogue.csv --gallery gallery --bundle bundle --delete-missing
 
-    Exit code 3: success, but some photos were rejected; 1: failed, no bundle was activated; 130: stopped.
+    Exit code 3: success, but photos or rows were rejected, or photos are no longer found; 1: failed, no bundle was
+    activated; 130: stopped.
     """
     from index.cli.progress import job_progress, stop_on_signal
     from index.ingest.pipeline import Cancelled, run_reindex
@@ -74,7 +86,7 @@ def reindex(
     options = _read_options(context.params, options_file)
     try:
         with job_progress(as_json=as_json) as on_progress, stop_on_signal() as on_start:
-            record = run_reindex(options, job_id=job, on_start=on_start, on_progress=on_progress)
+            record = run_reindex(options, job_id=job, on_start=on_start, on_progress=on_progress, wait=wait)
     except Cancelled as error:
         typer.echo(f"lookalike: {error}", err=True)
         raise typer.Exit(130) from None
@@ -86,7 +98,8 @@ def reindex(
         if record.message:
             typer.echo(record.message)
     if record.rejected:
-        typer.echo(f"The rejected photos and the reasons are in {options.rejects}.", err=True)
+        typer.echo(f"The rejected photos and rows, with the reasons, are in {options.rejects}.", err=True)
+    if record.state == "partial":
         raise typer.Exit(3)
 
 
@@ -101,62 +114,107 @@ def _read_options(given: dict[str, Any], file: Path | None) -> ReindexOptions:
     except OSError as error:
         raise LookalikeError(f"Cannot read the options in {file}: {error.strerror}.", "Check the path.") from None
     except ValidationError as error:
-        problems = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}".lstrip(": ") for fault in error.errors()]
-        raise typer.BadParameter("; ".join(problems).replace("Value error, ", "")) from None
+        raise typer.BadParameter("; ".join(explain_errors(error.errors(), ReindexOptions))) from None
 
 
 def _is_given(value: Any) -> bool:
     return value is not None and value is not False and value not in ([], ())
 
 
+def _one_gallery(argument: str | None, option: str | None) -> str:
+    """Returns the gallery, which is given as an argument or as an option."""
+    if argument and option and argument != option:
+        raise typer.BadParameter(f"Two galleries are given: {argument} and {option}.")
+    if not (argument or option):
+        raise typer.BadParameter("Name the gallery, as an argument or with --gallery.")
+    return argument or option or ""
+
+
 def jobs(
-    gallery: GalleryOption,
+    gallery: GalleryArgument = None,
+    gallery_option: GalleryOption = None,
     cancel: Annotated[int | None, typer.Option(help="Stop the running job with this id.")] = None,
-    count: Annotated[int, typer.Option(help="Number of jobs to list, newest first.", min=1)] = 20,
+    limit: Annotated[int, typer.Option(help="Number of jobs to list, newest first.", min=1)] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """List the re-indexing jobs of a gallery, or stop one.
 
-    Example: lookalike jobs --gallery gallery
+    Example: lookalike jobs gallery
     """
     from index.cli.progress import format_job
     from index.gallery import open_gallery
 
-    with open_gallery(gallery) as opened:
+    with open_gallery(_one_gallery(gallery, gallery_option)) as opened:
         if cancel is not None:
             opened.jobs.cancel(cancel)
             typer.echo(f"Job {cancel} stops after its current batch.")
             return
-        for record in opened.jobs.newest(count):
+        for record in opened.jobs.newest(limit):
             typer.echo(record.model_dump_json() if as_json else format_job(record))
 
 
 def search(
     photo: Annotated[Path, typer.Argument(help="Photo to search with.")],
-    gallery: GalleryOption,
+    gallery: GalleryArgument = None,
+    gallery_option: GalleryOption = None,
     bundle: Annotated[
         Path | None, typer.Option(help="Folder of the exported model. Default: the gallery's active bundle.")
     ] = None,
-    top: Annotated[int, typer.Option(help="Number of items to show.", min=1, max=1000)] = 5,
+    limit: Annotated[int, typer.Option(help="Number of items to show.", min=1, max=1000)] = 5,
+    filter: Annotated[str | None, typer.Option(help='Only items that match, as JSON: {"colour": "red"}.')] = None,
+    box: Annotated[str | None, typer.Option(help="Part of the photo: left,top,right,bottom, each from 0 to 1.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """Find the products that look like a photo.
 
-    Example: lookalike search photo.jpg --gallery gallery --top 3
+    Example: lookalike search photo.jpg gallery --limit 3
     """
     from index.embedding.bundle import Bundle
     from index.embedding.embedder import Embedder
-    from index.embedding.images import load_pixels, read_file
+    from index.embedding.images import load_part, load_pixels, read_file
     from index.errors import LookalikeError
     from index.gallery import open_gallery
 
     if not photo.is_file():
         raise LookalikeError(f"No photo at {photo}.", "Check the path.")
-    with open_gallery(gallery) as opened:
+    part, wanted, address = _parse_box(box), _parse_filter(filter), _one_gallery(gallery, gallery_option)
+    with open_gallery(address) as opened:
         active = opened.active_bundle()
         if active is None:
-            raise LookalikeError(f"The gallery {gallery} is empty.", "Index a catalogue with `lookalike reindex`.")
+            raise LookalikeError(
+                f"The gallery {address} has no active bundle.", "Index a catalogue with `lookalike reindex`."
+            )
         model = Bundle.load(bundle) if bundle else opened.load_bundle(active)
-        pixels = load_pixels(read_file(photo), model.preprocessing)
-        found = opened.search(Embedder(model).embed(pixels[None]), bundle_id=model.id, top=top)
+        data = read_file(photo)
+        pixels = load_part(data, model.preprocessing, part) if part else load_pixels(data, model.preprocessing)
+        found = opened.search(Embedder(model).embed(pixels[None]), bundle_id=model.id, top=limit, filter=wanted)
         for hit in found.hits[0]:
-            typer.echo(f"{hit.score:.3f}  {hit.item.id}  {hit.item.title}")
+            if as_json:
+                typer.echo(
+                    json.dumps({"score": round(hit.score, 6), "image_id": hit.image.id, **hit.item.model_dump()})
+                )
+            else:
+                typer.echo(f"{hit.score:.3f}  {hit.item.id}  {hit.item.title}")
+
+
+def _parse_box(text: str | None) -> "Box | None":
+    if text is None:
+        return None
+    try:
+        left, top, right, bottom = (float(share) for share in text.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"--box {text!r} is not four numbers, such as 0.1,0.1,0.9,0.9.") from None
+    if not (0 <= left < right <= 1 and 0 <= top < bottom <= 1):
+        raise typer.BadParameter(f"--box {text!r} must have 0 <= left < right <= 1 and 0 <= top < bottom <= 1.")
+    return left, top, right, bottom
+
+
+def _parse_filter(text: str | None) -> "Filter | None":
+    from index.gallery.filters import Filter
+
+    if text is None:
+        return None
+    try:
+        return Filter.parse(json.loads(text))
+    except ValueError:
+        raise typer.BadParameter(f'--filter {text[:80]!r} is not JSON, such as {{"colour": "red"}}.') from None

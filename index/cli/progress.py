@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -16,14 +17,20 @@ if TYPE_CHECKING:
     from index.jobs import JobRecord
 
 console = Console(stderr=True)
+LINE_SECONDS = 30.0
+"""Time between two lines of progress without a terminal."""
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[..., None]]:
+def progress_bar(title: str, interval: float = LINE_SECONDS) -> Iterator[Callable[..., None]]:
     """Yields a function that updates a progress bar: (done, total), and optionally a new title.
 
-    The bar is drawn on standard error, and only if that is a terminal.
+    The bar is drawn on standard error if that is a terminal. Otherwise, as in a log file or a container, a line is
+    printed there every `interval` seconds.
     """
+    if not console.is_terminal:
+        yield _ProgressLines(title, interval)
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -31,13 +38,47 @@ def progress_bar(title: str) -> Iterator[Callable[..., None]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(title, total=None)
 
         def update(done: int, total: int, current: str = title) -> None:
             progress.update(task, completed=done, total=total, description=current)
 
         yield update
+
+
+class _ProgressLines:
+    """Prints a line of progress on standard error from time to time."""
+
+    def __init__(self, title: str, interval: float) -> None:
+        self._title, self._interval = title, interval
+        self._total: int | None = None
+        self._printed = time.monotonic()
+        self._start(0)
+
+    def _start(self, done: int) -> None:
+        self._first, self._done, self._started = done, done, time.monotonic()
+
+    def __call__(self, done: int, total: int, current: str | None = None) -> None:
+        if total != self._total or done < self._done:  # other work begins
+            self._total = total
+            self._start(done)
+        self._done, now = done, time.monotonic()
+        if now - self._printed < self._interval:
+            return
+        self._printed = now
+        line = f"{current or self._title}: {done:,} of {total:,}"
+        if done > self._first and now > self._started:
+            rate = (done - self._first) / (now - self._started)
+            line += f" ({done / total:.0%}), {rate:.3g}/s, about {format_duration((total - done) / rate)} left"
+        print(line, file=sys.stderr, flush=True)
+
+
+def format_duration(seconds: float) -> str:
+    """Formats seconds as hours, minutes and seconds: 1:02:03, or 2:03."""
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 @contextmanager
@@ -92,5 +133,7 @@ def format_job(record: "JobRecord") -> str:
         f"{record.done} of {record.total} images: {record.embedded} embedded, {record.unchanged} unchanged, "
         f"{record.rejected} rejected, {record.deleted} deleted"
     )
+    counts += f", {record.missing} missing" if record.missing else ""
     left = f", about {record.seconds_left:.0f} s left" if record.seconds_left is not None else ""
-    return f"{record.id:>4}  {started}  {record.state:<11} {record.source}: {counts}{left}  {record.message}".rstrip()
+    what = f"{record.source} with bundle {record.bundle_id}"
+    return f"{record.id:>4}  {started}  {record.state:<11} {what}: {counts}{left}  {record.message}".rstrip()

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from index._util.files import atomic_write, atomic_write_text, file_digest, fsync_directory, temporary_sibling
+from index._util.files import atomic_write, atomic_write_text, file_digest, fsync_directory, temporary_directory
 from index._util.models import Frozen
+from index._util.validation import explain_errors
 from index.embedding.images import Preprocessing
 from index.errors import LookalikeError
 
@@ -34,7 +35,7 @@ class BundleCard(Frozen):
     dimension: int = Field(gt=0)
     preprocessing: Preprocessing
     backbone: str
-    loss: str
+    loss: str = Field(description="empty if the backbone is used as it was pretrained")
     loss_settings: dict[str, Any] = {}
     data: str = ""
     metrics: dict[str, float] = Field(default={}, description="measured on products that training never saw, as shares")
@@ -42,6 +43,10 @@ class BundleCard(Frozen):
     refit: bool = Field(
         default=False,
         description="trained on all products; the metrics are of the same training without the test products",
+    )
+    remark: str = Field(default="", description="what users must know about the metrics, such as a failed training")
+    seen_classes: str | None = Field(
+        default=None, description="base64 of hashes of the labels that training used; null: not recorded"
     )
     precision: Literal["fp32", "fp16", "int8"] = "fp32"
     fp32_metrics: dict[str, float] = Field(default={}, description="at full precision, if this model is reduced")
@@ -79,11 +84,17 @@ class Bundle:
         card_path = directory / CARD_FILE
         if not card_path.is_file():
             raise BundleError(f"No bundle at {directory}: {CARD_FILE} is missing.", "Run `lookalike export`.")
-        card = _read_card(card_path)
-        bundle = cls(directory, card)
-        if not bundle.model_path.is_file():
-            raise BundleError(f"The bundle {directory} has no {MODEL_FILE}.", "Export it again.")
-        found = file_digest(bundle.model_path)
+        try:
+            card = _read_card(card_path)
+            bundle = cls(directory, card)
+            if not bundle.model_path.is_file():
+                raise BundleError(f"The bundle {directory} has no {MODEL_FILE}.", "Export it again.")
+            found = file_digest(bundle.model_path)
+        except OSError as error:
+            raise BundleError(
+                f"The bundle {directory} cannot be read: {error.strerror}.",
+                "Check the permissions of its files, its disk, and the limit of open files (ulimit -n).",
+            ) from error
         if found != card.model_digest or bundle_id(found, card.preprocessing) != card.id:
             raise BundleError(
                 f"The bundle {directory} is damaged: {MODEL_FILE} or its preprocessing does not match {CARD_FILE}.",
@@ -98,10 +109,7 @@ class Bundle:
             with suppress(BundleError):
                 Bundle.load(directory)
                 return
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_sibling(directory)
-        temporary.mkdir()
-        try:
+        with temporary_directory(directory) as temporary:
             for name in (MODEL_FILE, CARD_FILE, README_FILE):
                 if (self.directory / name).is_file():
                     with atomic_write(temporary / name) as copy:
@@ -114,13 +122,13 @@ class Bundle:
                 if not directory.is_dir():  # otherwise another process was faster
                     raise
             fsync_directory(directory.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def bundle_id(model_digest: str, preprocessing: Preprocessing) -> str:
     """Returns the id of a bundle, of the model and its preprocessing: another crop gives other vectors."""
-    rule = json.dumps(preprocessing.model_dump(), sort_keys=True)
+    # The fit came later than the first bundles, whose ids must stay valid.
+    fields = preprocessing.model_dump(exclude={"fit"} if preprocessing.fit == "crop" else None)
+    rule = json.dumps(fields, sort_keys=True)
     return hashlib.sha256(f"{model_digest}\n{rule}".encode()).hexdigest()[:16]
 
 
@@ -142,19 +150,28 @@ def write_card(directory: Path, *, preprocessing: Preprocessing, dimension: int,
 _REFIT = "This model was trained on all products. Its metrics are of the same training without the test products:"
 
 
+def _describe_fit(rule: Preprocessing) -> str:
+    if rule.fit == "crop":
+        return f"short side {rule.resize}, centre crop of {rule.input_size}"
+    return f"long side {rule.input_size}, padded with white to a square"
+
+
 def _readme(card: BundleCard) -> str:
     """Formats the card as Markdown."""
     columns = {"before training": card.untrained_metrics, "this model": card.metrics, "at fp32": card.fp32_metrics}
     columns = {title: metrics for title, metrics in columns.items() if metrics}
     rule = card.preprocessing
     settings = ", ".join(f"{name} = {value}" for name, value in card.loss_settings.items())
+    training = (
+        f"trained with {card.loss}{f' ({settings})' if settings else ''}{f' on {card.data}' if card.data else ''}"
+    )
+    training = training if card.loss else "as it was pretrained"
     lines = [
         f"# Bundle {card.id}",
         "",
-        f"An image embedder: {card.backbone}, trained with {card.loss}{f' ({settings})' if settings else ''}"
-        f"{f' on {card.data}' if card.data else ''}, at {card.precision}.",
+        f"An image embedder: {card.backbone}, {training}, at {card.precision}.",
         "",
-        f"- Input: upright RGB, short side {rule.resize} ({rule.interpolation}), centre crop of {rule.input_size}, "
+        f"- Input: upright RGB, {_describe_fit(rule)} ({rule.interpolation}), "
         "as `uint8` of shape (n, height, width, 3); scaling is inside the model.",
         f"- Output: one L2-normalised vector of {card.dimension} numbers per image; compare two by their dot product.",
         "- Vectors of bundles with different ids must not be compared.",
@@ -163,15 +180,23 @@ def _readme(card: BundleCard) -> str:
         names = list(dict.fromkeys(name for metrics in columns.values() for name in metrics))
         lines += [
             "",
-            _REFIT if card.refit else "Measured on products that training never saw:",
+            _metrics_title(card),
             "",
             f"| | {' | '.join(columns)} |",
             "| --- |" + " --- |" * len(columns),
             *(f"| {name} | {' | '.join(_percent(m.get(name)) for m in columns.values())} |" for name in names),
         ]
+    if card.remark:
+        lines += ["", card.remark]
     if card.versions:
         lines += ["", "Made with " + ", ".join(f"{name} {number}" for name, number in card.versions.items()) + "."]
     return "\n".join(lines) + "\n"
+
+
+def _metrics_title(card: BundleCard) -> str:
+    if card.fp32_metrics:
+        return "Measured on the test photos of its export:"
+    return _REFIT if card.refit else "Measured on products that training never saw:"
 
 
 def _percent(share: float | None) -> str:
@@ -192,6 +217,5 @@ def _read_card(path: Path) -> BundleCard:
     try:
         return BundleCard.model_validate(raw)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise BundleError(f"{path}: {where}: {first['msg']}.", "Export the bundle again.") from None
+        problem = explain_errors(error.errors(), BundleCard)[0]
+        raise BundleError(f"{path}: {problem}.", "Export the bundle again.") from None

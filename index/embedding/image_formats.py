@@ -26,10 +26,12 @@ _SIGNATURES = (
 )
 _AVIF_BRANDS = {b"avif", b"avis"}
 _HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"}
-_SVG = re.compile(rb"\s*(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>|<!--.*?-->|<!DOCTYPE[^>]*>|\s)*<svg[\s>]", re.DOTALL)
+_PROLOGUE = ((b"<!--", b"-->"), (b"<?xml", b">"), (b"<!DOCTYPE", b">"))
+"""How the parts start and end that may precede the first element of an SVG."""
 
-_MARKER = re.compile(rb"\xff+([^\x00\xff])")
-_SCAN_END = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")
+# Fill bytes before a marker are not matched: a long run of them would be searched again from each of its bytes.
+_MARKER = re.compile(rb"\xff([^\x00\xff])")
+_SCAN_END = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
 _SOS, _EOI, _FRAMES = 0xDA, 0xD9, {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = {0xC2, 0xC6, 0xCA, 0xCE}
 _MARKERS_WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
@@ -50,7 +52,15 @@ def recognise(data: bytes) -> str | None:
     for offset, magic, name in _SIGNATURES:
         if data.startswith(magic, offset):
             return name
-    return "SVG" if _SVG.match(data[:4096]) else None
+    return "SVG" if _is_svg(data[:4096]) else None
+
+
+def _is_svg(text: bytes) -> bool:
+    """Returns whether the first element is an SVG's. A pattern would backtrack for hours over repeated comments."""
+    text = text.removeprefix(b"\xef\xbb\xbf").lstrip()
+    while end := next((end for start, end in _PROLOGUE if text.startswith(start)), None):
+        text = text.partition(end)[2].lstrip()
+    return text.startswith(b"<svg") and (text[4:5].isspace() or text[4:5] == b">")
 
 
 def _compatible_brands(data: bytes) -> list[bytes]:

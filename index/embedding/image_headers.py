@@ -23,7 +23,9 @@ from index.embedding.image_formats import (
 )
 from index.errors import LookalikeError
 
-Reason = Literal["empty", "too_large", "too_many_pixels", "unsupported", "truncated", "unreadable", "unreachable"]
+Reason = Literal[
+    "empty", "too_large", "too_many_pixels", "unsupported", "truncated", "unreadable", "unreachable", "forbidden"
+]
 # Our own, lower limit is checked from the header of every image; Pillow's, which raises at twice its value, is a second
 # line of defence.
 _MAX_PIXELS = 500_000_000

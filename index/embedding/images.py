@@ -37,6 +37,7 @@ __all__ = [
     "DEFAULT_LIMITS",
     "Box",
     "EncodedImage",
+    "Fit",
     "ImageError",
     "ImageLimits",
     "Preprocessing",
@@ -47,6 +48,7 @@ __all__ = [
     "default_decode_bytes",
     "digest",
     "hold_memory",
+    "load_part",
     "load_pixels",
     "model_side",
     "read_file",
@@ -55,6 +57,11 @@ __all__ = [
 
 _MIN_SIDE = 256
 """Minimum side that photos are decoded for: thumbnails of 320 pixels are made from the same decoded image."""
+
+
+_MAX_EXIF_BYTES = 1_000_000
+"""EXIF data beyond which the orientation is not read. Pillow makes a Python object of every number that a tag has, and
+a file of 20 MB may be a single tag: it took 5 seconds and 440 MiB. Cameras write up to 64 kB."""
 
 
 class _Orientation(NamedTuple):
@@ -81,18 +88,46 @@ _ORIENTATIONS = {
 """By the value of the EXIF tag."""
 
 Box = tuple[float, float, float, float]
+Fit = Literal["crop", "pad"]
 
 
 class Preprocessing(Frozen):
-    """A bundle's rule from an upright RGB image to the model's input: resize the short side, then crop the centre."""
+    """A bundle's rule from an upright RGB image to the model's square input."""
 
-    resize: int = Field(gt=0, description="length of the short side after resizing")
-    input_size: int = Field(gt=0, description="side of the square centre crop")
+    resize: int = Field(gt=0, description="with crop: length of the short side after resizing")
+    input_size: int = Field(gt=0, description="side of the model's input")
+    fit: Fit = Field(
+        default="crop",
+        description="crop: resize the short side and cut out the centre; pad: resize the long side to input_size and "
+        "fill up with white, so that nothing of a tall or wide photo is lost",
+    )
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+
+    @property
+    def decoded_side(self) -> int:
+        """The length that the short side of a photo needs at least before it is resized."""
+        return self.resize if self.fit == "crop" else self.input_size
+
+    @property
+    def filter(self) -> Image.Resampling:
+        return Image.Resampling.BICUBIC if self.interpolation == "bicubic" else Image.Resampling.BILINEAR
 
     def apply(self, image: Image.Image, part: Box | None = None) -> NDArray[np.uint8]:
         """Returns pixels of shape (input_size, input_size, 3), of a part of the image if one is given."""
-        west, north, east, south = part or (0, 0, *image.size)
+        part = part or (0, 0, *image.size)
+        return self._crop(image, part) if self.fit == "crop" else self._pad(image, part)
+
+    def _pad(self, image: Image.Image, part: Box) -> NDArray[np.uint8]:
+        across, down = part[2] - part[0], part[3] - part[1]
+        scale = self.input_size / max(across, down)
+        width, height = (max(1, round(length * scale)) for length in (across, down))
+        square = Image.new("RGB", (self.input_size, self.input_size), "white")
+        place = (self.input_size - width) // 2, (self.input_size - height) // 2
+        square.paste(image.resize((width, height), self.filter, box=part), place)
+        return np.asarray(square, dtype=np.uint8)
+
+    def _crop(self, image: Image.Image, part: Box) -> NDArray[np.uint8]:
+        west, north, east, south = part
         across, down = east - west, south - north
         scale = self.resize / min(across, down)
         width = max(self.input_size, round(across * scale))
@@ -104,8 +139,7 @@ class Preprocessing(Frozen):
         # does not grow to gigabytes on the way.
         x, y, side = across / width, down / height, self.input_size
         box = (west + left * x, north + top * y, west + (left + side) * x, north + (top + side) * y)
-        filter_ = Image.Resampling.BICUBIC if self.interpolation == "bicubic" else Image.Resampling.BILINEAR
-        return np.asarray(image.resize((side, side), filter_, box=box), dtype=np.uint8)
+        return np.asarray(image.resize((side, side), self.filter, box=box), dtype=np.uint8)
 
 
 def digest(data: bytes) -> str:
@@ -128,6 +162,15 @@ def load_pixels(data: bytes, rule: Preprocessing, limits: ImageLimits = DEFAULT_
     return rule.apply(*decode_for_model(rule, data, limits))
 
 
+def load_part(data: bytes, rule: Preprocessing, box: Box, limits: ImageLimits = DEFAULT_LIMITS) -> NDArray[np.uint8]:
+    """Decodes the part of an image within a box, whose sides are shares from 0 to 1, into the model's input."""
+    image = EncodedImage(data, limits)
+    left, top, right, bottom = (round(share * side) for share, side in zip(box, image.size * 2, strict=True))
+    if left >= right or top >= bottom:
+        raise ImageError("empty", f"The box {box} contains no pixel of the photo.", "Send a larger box.")
+    return rule.apply(*image.read((left, top, right, bottom), rule.decoded_side))
+
+
 def decode(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
     """Decodes an image into upright RGB, or raises ImageError."""
     return EncodedImage(data, limits).read()[0]
@@ -143,7 +186,7 @@ def decode_for_model(rule: Preprocessing, data: bytes, limits: ImageLimits = DEF
 
 def model_side(rule: Preprocessing) -> int:
     """Returns the length that decode_for_model decodes the short side for."""
-    return max(_MIN_SIDE, rule.resize)
+    return max(_MIN_SIDE, rule.decoded_side)
 
 
 class EncodedImage:
@@ -221,7 +264,9 @@ def _image_errors() -> Iterator[None]:
 
 
 def _read_orientation(image: Image.Image) -> _Orientation:
-    """Returns the orientation of the EXIF data; a photo with damaged EXIF data is taken as upright."""
+    """Returns the orientation of the EXIF data; a photo with damaged or enormous EXIF data is taken as upright."""
+    if len(image.info.get("exif") or b"") > _MAX_EXIF_BYTES:
+        return _UPRIGHT
     try:
         return _ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1), _UPRIGHT)
     except Exception:  # the parser raises many types on hostile data

@@ -7,12 +7,12 @@ from index.gallery.backup import restore_gallery
 from index.gallery.errors import StoreError
 from index.gallery.gallery import Gallery
 from index.gallery.settings import GallerySettings
-from index.gallery.store.sqlite import STORE_FILE, SQLiteStore
+from index.gallery.store.sqlite import STORE_FILE, SQLiteStore, check_not_emptied
 from index.gallery.store.sqlite_jobs import LOCK_FILE
 from index.gallery.types import BuildReport, GalleryStats, Hit, IndexStats, Progress, SearchResult, no_progress
 from index.gallery.vectors.faiss.index import FaissIndex
 from index.gallery.vectors.faiss.settings import FaissSettings
-from index.gallery.verify import RESTORE, Fault
+from index.gallery.verify import Fault
 
 __all__ = [
     "BuildReport",
@@ -43,7 +43,7 @@ def open_gallery(
     """
     check_gallery(address, create=create)
     directory = Path(address)
-    store = SQLiteStore(directory)
+    store = SQLiteStore(directory, settings)
     index = FaissIndex(directory, store, faiss_settings)
     return Gallery(store, index, address=str(address), maintain=maintain, settings=settings)
 
@@ -55,6 +55,7 @@ def check_gallery(address: str | Path, *, create: bool = False) -> None:
     directory = Path(address)
     if (directory / STORE_FILE).is_file():
         return
+    check_not_emptied(directory)
     # These files may appear just now, when another process creates the same gallery.
     if directory.exists() and not (
         directory.is_dir() and all(path.name.startswith((STORE_FILE, LOCK_FILE)) for path in directory.iterdir())
@@ -70,4 +71,4 @@ def verify_gallery(address: str | Path, *, on_progress: Progress = no_progress) 
         with open_gallery(address) as gallery:
             return gallery.verify(on_progress=on_progress)
     except StoreError as error:
-        return [Fault(error.problem, RESTORE)]
+        return [Fault(error.problem, error.remedy)]

@@ -7,21 +7,19 @@ after a restore: the index of the active bundle and the copies of bundles.
 import hashlib
 import os
 import re
-import shutil
 import sqlite3
 import tarfile
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from io import BufferedReader, BytesIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from index._util.files import atomic_write, fsync_directory, temporary_sibling
+from index._util.files import atomic_write, fsync_directory, temporary_directory
 from index._util.models import Frozen
-from index.gallery.errors import IndexDamaged, SnapshotError
+from index.gallery.errors import IndexDamaged, SnapshotError, StoreError
 from index.gallery.store.base import ItemStore
 from index.gallery.store.sqlite import BUNDLE_FILES, BUNDLES, STORE_FILE
 from index.gallery.store.sqlite_reader import SQLiteReader
@@ -69,15 +67,16 @@ def write_snapshot(store: ItemStore, index: VectorIndex, file: Path, *, force: b
     check_target(file, force=force)
     try:
         with (
-            TemporaryDirectory(prefix=f".{file.name}.", dir=file.parent) as folder,
+            temporary_directory(file) as folder,
             atomic_write(file) as temporary,
             ExitStack() as stack,
         ):
-            members, card = _collect(store, index, Path(folder), stack)
+            members, card = _collect(store, index, folder, stack)
             _write(temporary, card, members)
-    except (OSError, sqlite3.DatabaseError) as error:
+    except (OSError, StoreError) as error:
+        reason = error.problem if isinstance(error, StoreError) else f"{error}."
         raise SnapshotError(
-            f"The snapshot {file} could not be written; nothing was left behind: {error}.",
+            f"The snapshot {file} could not be written; nothing was left behind: {reason}",
             "It needs space for the store twice, the index and the bundles; if that is free, "
             "run `lookalike gallery verify`.",
         ) from error
@@ -130,22 +129,19 @@ def restore_gallery(file: Path, directory: Path) -> Snapshot:
         raise SnapshotError(f"{directory} is the root of a volume.", "Name a new folder inside it.")
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise SnapshotError(f"{directory} is not empty.", "Name a new or an empty folder.")
-    staged = temporary_sibling(directory)
     try:
-        staged.mkdir(parents=True)
-        card = _unpack(file, staged)
-        _forget_missing_indexes(staged, card)
-        for folder in (*staged.glob("*/*/"), *staged.glob("*/"), staged):
-            fsync_directory(folder)
-        staged.rename(directory)
-        fsync_directory(directory.parent)
+        with temporary_directory(directory) as staged:
+            card = _unpack(file, staged)
+            _forget_missing_indexes(staged, card)
+            for folder in (*staged.glob("*/*/"), *staged.glob("*/"), staged):
+                fsync_directory(folder)
+            staged.rename(directory)
+            fsync_directory(directory.parent)
     except OSError as error:
         raise SnapshotError(
             f"{directory} could not be restored; nothing was left behind: {error}.",
             "Free space on its disk, or name another folder.",
         ) from error
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
     return card
 
 

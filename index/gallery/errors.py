@@ -1,6 +1,12 @@
 """The errors that a gallery raises, whichever store and vector index it has."""
 
+from collections.abc import Sequence
+
 from index.errors import LookalikeError
+from index.items import MAX_ATTRIBUTE_NAMES, MAX_IMAGES_PER_ITEM
+
+RESTORE = "Restore a snapshot: lookalike gallery restore; then repeat later changes: lookalike reindex."
+"""The remedy for a damaged store."""
 
 
 class StoreError(LookalikeError):
@@ -34,6 +40,41 @@ class VersionConflict(LookalikeError):
 
     def __init__(self, item_id: str) -> None:
         super().__init__(f"Item {item_id!r} was changed since it was read.", "Read it again and repeat the change.")
+
+
+class LimitExceeded(LookalikeError):
+    """A write would exceed a limit of the gallery; nothing of it was kept."""
+
+    kind = "limit-exceeded"
+
+    def __init__(self, problem: str, remedy: str, item_id: str, image_ids: Sequence[str] = ()) -> None:
+        super().__init__(problem, remedy)
+        self.item_id = item_id
+        self.image_ids = frozenset(image_ids)
+        """The images without which the write would succeed; empty if the item itself is refused."""
+
+
+class TooManyImages(LimitExceeded):
+    """An item would have more images than an item may have."""
+
+    def __init__(self, item_id: str, count: int, surplus: Sequence[str]) -> None:
+        super().__init__(
+            f"Item {item_id!r} would have {count:,} images; the limit is {MAX_IMAGES_PER_ITEM}.",
+            "Remove some of its images first, or send fewer.",
+            item_id,
+            surplus,
+        )
+
+
+class TooManyAttributes(LimitExceeded):
+    """A gallery would have more distinct names of attributes than it may have."""
+
+    def __init__(self, item_id: str, name: str) -> None:
+        super().__init__(
+            f"Item {item_id!r} has the new attribute {name[:80]!r}; the gallery has {MAX_ATTRIBUTE_NAMES:,} already.",
+            "Use an attribute that other items have, or remove attributes from items.",
+            item_id,
+        )
 
 
 class SearchError(LookalikeError):

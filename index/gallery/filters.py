@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from index.errors import LookalikeError
 from index.items import MAX_INTEGER, MAX_NAME_LENGTH, MAX_TEXT_LENGTH, Attribute
@@ -61,6 +61,10 @@ class AnyOf:
         return value is not None and (value_type(value), value) in self.values
 
     @property
+    def length(self) -> int:
+        return sum(len(str(value)) for _, value in self.values)
+
+    @property
     def document(self) -> object:
         values = [value for _, value in sorted(self.values, key=operator.itemgetter(0, 1))]
         return values[0] if len(values) == 1 else values
@@ -79,6 +83,10 @@ class Range:
         return all(_COMPARE[comparison](value, bound) for comparison, bound in self.bounds)
 
     @property
+    def length(self) -> int:
+        return sum(len(str(bound)) for _, bound in self.bounds)
+
+    @property
     def document(self) -> object:
         return dict(self.bounds)
 
@@ -88,6 +96,7 @@ class Exists:
     """The item has the attribute or, if `wanted` is false, does not have it."""
 
     wanted: bool
+    length: ClassVar[int] = 0
 
     def matches(self, value: Attribute | None) -> bool:
         return (value is not None) == self.wanted
@@ -117,6 +126,12 @@ class Filter:
         if not all(condition.matches(attributes.get(name)) for name, condition in self.conditions):
             return False
         return not any(negated.matches(attributes) for negated in self.negated)
+
+    @property
+    def length(self) -> int:
+        """The number of characters of all texts."""
+        own = sum(len(name) + condition.length for name, condition in self.conditions)
+        return own + sum(negated.length for negated in self.negated)
 
     @property
     def document(self) -> dict[str, object]:

@@ -1,8 +1,10 @@
 """The gallery: one class over an item store and a vector index."""
 
+import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import Self
@@ -13,11 +15,14 @@ from numpy.typing import NDArray
 from index.embedding.bundle import Bundle
 from index.errors import LookalikeError
 from index.gallery import backup, export, verify
-from index.gallery.errors import BundleMismatch, ItemMissing, SearchError
+from index.gallery.bundle_stats import BundleStats, list_bundles
+from index.gallery.cursors import decode_cursor, encode_cursor, hash_query
+from index.gallery.errors import BundleMismatch, ItemMissing, SearchError, StoreError
 from index.gallery.filters import Filter
-from index.gallery.jobs import JobHistory
-from index.gallery.maintenance import Maintainer
-from index.gallery.search import Query, decode_cursor, encode_cursor, hash_query, search_view
+from index.gallery.hints import find_mismatches
+from index.gallery.jobs import JobHistory, needed_bundles
+from index.gallery.maintenance import Maintainer, RepeatedTask
+from index.gallery.search import Query, search_view
 from index.gallery.settings import GallerySettings
 from index.gallery.store.base import BundleRow, ItemStore
 from index.gallery.types import (
@@ -27,6 +32,7 @@ from index.gallery.types import (
     IndexStats,
     Item,
     ItemPage,
+    NeededBundles,
     NewImage,
     Progress,
     SearchResult,
@@ -38,7 +44,11 @@ from index.gallery.vectors.follower import Follower
 from index.gallery.vectors.view import View
 from index.items import MAX_TOP
 
+log = logging.getLogger(__name__)
+
 Versions = Mapping[str, int | None]
+_ITEM_BLOCK = 512
+"""Items that are read at a time."""
 
 
 class Gallery:
@@ -59,18 +69,22 @@ class Gallery:
         maintain: bool = False,
         settings: GallerySettings | None = None,
     ) -> None:
-        """`maintain` compacts in the background: for a process that keeps running."""
+        """`maintain` follows writes and compacts in the background: for a process that keeps running."""
         self.address = address
         self._store = store
         self._index = index
         self._settings = settings or GallerySettings()
-        self._maintainer = Maintainer(address, index, self._settings) if maintain else None
+        self._maintainer = Maintainer(address, index, self._settings) if maintain and not store.is_read_only else None
         self._lock = threading.Lock()
         self._news = -1
         self._active: str | None = None
         self._followers: dict[str, Follower] = {}
         self._rehearsals: dict[str, Follower] = {}
         self._opening: dict[str, threading.Lock] = {}
+        for problem in verify.find_lost_writes(store, index):
+            log.error("%s: %s; see `lookalike gallery verify`", address, problem)
+        self._keeping_up_to = -1
+        self._background = RepeatedTask(self._keep_up, self._settings.follow_seconds, "follow") if maintain else None
 
     def __enter__(self) -> Self:
         return self
@@ -80,11 +94,18 @@ class Gallery:
 
     def close(self) -> None:
         """Releases files, connections and threads."""
+        if self._background:
+            self._background.close()
         for follower in (*self._followers.values(), *self._rehearsals.values()):
             follower.settle()
         if self._maintainer:
             self._maintainer.close()
         self._store.close()
+
+    @property
+    def fault(self) -> LookalikeError | None:
+        """Why searches may fail or be outdated, as found in the background; None without `maintain`."""
+        return self._background.error if self._background else None
 
     # Writes
 
@@ -95,12 +116,15 @@ class Gallery:
         *,
         expected: Versions | None = None,
         without: Mapping[str, Iterable[str]] | None = None,
+        activate_first: bool = True,
     ) -> int:
-        """Stores items and images with their vectors; the first bundle of a gallery becomes the active one.
+        """Stores items and images with their vectors; other images of an item stay, except those in `without`.
 
-        Other images of an item stay, except those that `without` names for it.
+        If the gallery has no active bundle, this one becomes it unless `activate_first` is false.
         """
-        return self._store.upsert(entries, bundle_id, expected=expected or {}, without=without or {})
+        return self._store.upsert(
+            entries, bundle_id, expected=expected or {}, without=without or {}, activate_first=activate_first
+        )
 
     def delete(self, item_ids: Iterable[str], *, expected: Versions | None = None) -> int:
         """Removes items with their images; unknown ids are ignored."""
@@ -113,15 +137,30 @@ class Gallery:
     # Bundles
 
     def active_bundle(self) -> str | None:
-        """Returns the id of the active bundle; None in a gallery that never held an image."""
+        """Returns the id of the active bundle; None before the first one is activated."""
         news = self._store.watch.news()
         if news != self._news:
             self._look(news)
         return self._active
 
+    def needed_bundles(self) -> NeededBundles:
+        """Returns the bundles of which a new image needs a vector: the active one and those that jobs prepare.
+
+        A prepared bundle has a copy in the gallery; dropping it ends its preparation.
+        """
+        return needed_bundles(self.jobs, self.active_bundle, self._store.has_bundle)
+
+    def bundles(self) -> list[BundleStats]:
+        """Returns every bundle with vectors, its origin and its use, the active one first."""
+        return list_bundles(self._store, self.needed_bundles())
+
     def keep_bundle(self, bundle: Bundle) -> None:
         """Keeps a copy of a bundle, so that whoever opens the gallery can embed queries for it."""
         self._store.keep_bundle(bundle)
+
+    def has_bundle(self, bundle_id: str) -> bool:
+        """Whether there is a copy of a bundle; dropping the bundle removes it."""
+        return self._store.has_bundle(bundle_id)
 
     def load_bundle(self, bundle_id: str) -> Bundle:
         """Returns the copy of a bundle."""
@@ -205,31 +244,49 @@ class Gallery:
         with self._store.open_reader() as reader:
             yield from reader.image_ids()
 
-    def images_without(self, bundle_id: str) -> int:
-        """Returns the number of images that a search with the bundle cannot find."""
-        return self._store.read.images_without(bundle_id)
+    def images_without(self, bundle_id: str, *, through: int | None = None) -> int:
+        """Returns the number of images that a search with the bundle cannot find.
+
+        `through` leaves out images that were stored after the one with this key.
+        """
+        return self._store.read.images_without(bundle_id, through=through)
+
+    def newest_image(self) -> int:
+        """Returns the key of the image that was stored last; keys grow."""
+        return self._store.read.newest_image()
 
     def thumbnail(self, digest: str) -> bytes | None:
         """Returns a small JPEG of a stored image."""
         return self._store.read.thumbnail(digest)
 
-    def facets(self, count: int = 20) -> list[Facet]:
-        """Returns the attributes of items, each with its most frequent values, as of the last compaction."""
+    def facets(
+        self, count: int = 20, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""
+    ) -> Iterator[Facet]:
+        """Yields attributes of items, each with its `count` most frequent values, as of the last compaction.
+
+        Without `names` they are those that most items have, at most MAX_FACETS. Counts the items that match a filter,
+        and of their values those that contain a text in any case.
+        """
         view = self._active_view()
-        return view.index.facets(count) if view else []
+        return view.index.facets(count, names, filter=filter, contains=contains) if view else iter(())
+
+    def filter_hints(self, filter: Filter) -> list[str]:
+        """Returns what in a filter keeps it from matching: attributes or types of values that no item has."""
+        view = self._active_view()
+        return find_mismatches(filter, view) if view else []
 
     def scan(self, *, filter: Filter | None = None, after: str = "", count: int = 100) -> ItemPage:
         """Returns the first `count` items after an id that match a filter."""
         if count < 1:
             raise SearchError(f"count is {count}.", "Ask for at least one item.")
-        found: list[Item] = []
-        while len(found) <= count:
-            block = self._store.read.items_after(after, 4 * count)
-            found += [item for item in block if filter is None or filter.matches(item.attributes)]
-            if len(block) < 4 * count:
-                break
-            after = block[-1].id
+        found = list(islice(self.iter_items(filter=filter, after=after), count + 1))
         return ItemPage(found[:count], found[count - 1].id if len(found) > count else None)
+
+    def iter_items(self, *, filter: Filter | None = None, after: str = "") -> Iterator[Item]:
+        """Yields the items after an id that match a filter, in the order of their ids; reads some at a time."""
+        while block := self._store.read.items_after(after, _ITEM_BLOCK):
+            yield from (item for item in block if filter is None or filter.matches(item.attributes))
+            after = block[-1].id
 
     def stats(self) -> GalleryStats:
         """Returns counts, the active bundle and the state of its index."""
@@ -238,6 +295,7 @@ class Gallery:
         return GalleryStats(
             items=items,
             images=images,
+            unsearchable=self._store.read.images_without(view.bundle.id) if view else 0,
             revision=head.revision,
             bundle_id=view.bundle.id if view else None,
             previous_bundle_id=head.previous.id if head.previous else None,
@@ -245,6 +303,15 @@ class Gallery:
             store_bytes=self._store.size(),
             index=view.index.stats(view.pending) if view else IndexStats(engine=self._index.engine),
         )
+
+    def check(self, bundle_id: str) -> None:
+        """Raises an error unless vectors of the bundle can be searched now; cheap, and waits for no other read."""
+        self._store.probe()
+        view = self._view(bundle_id)
+        if view:
+            vector = np.ones((1, view.bundle.dimension), np.float32)
+            for hit in self._search(view, [vector], 1, None, None, (), None).hits[0]:
+                assert hit.item.id
 
     # Files
 
@@ -342,7 +409,7 @@ class Gallery:
             [hits for hits, _ in answers],
             view.bundle.id,
             view.revision,
-            (lambda: encode_cursor(following, query_hash())) if following and query_hash else None,
+            (lambda: encode_cursor(following(), query_hash())) if following and query_hash else None,
         )
 
     # Following the store
@@ -374,6 +441,19 @@ class Gallery:
         if self._maintainer and bundle_id == self._active and view.is_compaction_due:
             self._maintainer.request()
         return view
+
+    def _keep_up(self) -> None:
+        """Follows the store while nobody searches, so that no search has to catch up with many writes."""
+        self._store.check()
+        news = self._store.watch.news()
+        idle = news == self._keeping_up_to
+        if not idle:
+            self._active_view()
+            self._keeping_up_to = news
+        try:
+            self._store.checkpoint(idle=idle)
+        except StoreError as error:  # such as a full disk: searches and reads continue
+            log.warning("%s: %s", self.address, error)
 
     def _rehearsal_view(self, bundle_id: str) -> View:
         return self._follow(self._rehearsals, bundle_id).view(self._store.watch.news())

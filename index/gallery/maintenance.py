@@ -1,4 +1,4 @@
-"""Compacts a gallery in the background.
+"""Background work of a process that keeps a gallery open: following writes, and compaction.
 
 The active bundle is compacted in a process of its own: it takes neither the interpreter lock nor the memory of the
 process that serves searches.
@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 from index.errors import LookalikeError
 from index.gallery.settings import GallerySettings
@@ -19,8 +20,38 @@ _COMMAND = "import sys; from index.gallery.maintenance import main; main(sys.arg
 log = logging.getLogger(__name__)
 
 
+class RepeatedTask:
+    """Repeats something in a thread until it is closed; what fails is tried again."""
+
+    def __init__(self, task: Callable[[], None], seconds: float, name: str) -> None:
+        self._task = task
+        self._seconds = seconds
+        self._closing = threading.Event()
+        self.error: LookalikeError | None = None
+        """Why the last attempt failed."""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._seconds):
+            try:
+                self._task()
+                self.error = None
+            except LookalikeError as error:
+                if str(error) != str(self.error):
+                    log.error("%s: %s", self._thread.name, error)
+                self.error = error
+            except Exception:  # a bug must not end the following for good
+                log.exception("%s failed", self._thread.name)
+
+    def close(self) -> None:
+        """Waits for a running attempt."""
+        self._closing.set()
+        self._thread.join()
+
+
 class Maintainer:
-    """Starts one compaction at a time when a search has found that one is due."""
+    """Starts one compaction at a time when a follower has found that one is due."""
 
     def __init__(self, address: str, index: VectorIndex, settings: GallerySettings) -> None:
         self._address = address

@@ -1,10 +1,14 @@
-"""Searches a view: ranks items by their best image over all segments, with filters and pages."""
+"""Searches a view: ranks items by their best image over all segments, with filters and pages.
 
-import base64
-import json
+A page asks each segment for its nearest images, which is fast and, on a large index, approximate. Its cursor names the
+items that were returned, and the next page leaves them out: what one page missed appears on a later one. When the
+items become too many to name, a page compares the query with all images instead. That is exact, so its cursor is the
+rank of its last image, and costs the same however far the page is from the first.
+"""
+
 import math
-from collections.abc import Sequence
-from hashlib import blake2b
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import repeat
 from operator import itemgetter
 from typing import NamedTuple
@@ -12,17 +16,22 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from index.gallery.errors import SearchError
+from index.gallery.cursors import PageStart
 from index.gallery.filters import Filter
 from index.gallery.types import Hit
 from index.gallery.vectors.base import Segment
 from index.gallery.vectors.view import View
+from index.items import MAX_TOP
 
 _WIDEN_FACTOR = 4
+_MAX_FETCH = 16 * MAX_TOP
+"""Images of a segment that are ranked one by one; when that is not enough, a page compares all images."""
 _SCORE_UNIT = 10**6
 """Scores are rounded to millionths: a compaction may change the order of a sum, and with it the last digits."""
 _QUERY_CHUNK = 64
 """Query vectors of one group that are searched at a time, which bounds the memory for an item with many images."""
+_IMAGE_CHUNK = 512
+"""Images that are compared at a time: their vectors fit into the processor's cache."""
 
 
 class _SegmentResult(NamedTuple):
@@ -39,14 +48,6 @@ _Candidate = tuple[int, int, int, Segment, int]
 """An image: its rank (the negative rounded score), its key, its item's key, and its segment and position."""
 
 
-class PageStart(NamedTuple):
-    """Where a page begins: after how many items, and after which rank and image key."""
-
-    offset: int
-    rank: int
-    key: int
-
-
 class Query(NamedTuple):
     """What to search for, apart from the vectors."""
 
@@ -57,16 +58,29 @@ class Query(NamedTuple):
     """Keys of items to leave out."""
     start: PageStart | None = None
 
+    @property
+    def skipped(self) -> frozenset[int]:
+        """Keys of items that must not be returned: those left out and those of earlier pages."""
+        return self.excluded | self.start.seen if self.start else self.excluded
 
-def search_view(
-    view: View, groups: Sequence[NDArray[np.float32]], query: Query
-) -> list[tuple[list[Hit], PageStart | None]]:
-    """Returns the hits and the next page of each group of query vectors; an image counts by its nearest vector."""
+    @property
+    def worst_rank(self) -> int | None:
+        return None if self.min_score is None else -math.ceil(self.min_score * _SCORE_UNIT - 1e-9)
+
+
+Page = tuple[list[Hit], Callable[[], PageStart] | None]
+"""The hits of a page, and what returns the start of the next one; None after the last."""
+
+
+def search_view(view: View, groups: Sequence[NDArray[np.float32]], query: Query) -> list[Page]:
+    """Returns a page for each group of query vectors; an image counts by its nearest vector."""
+    segments, start = view.segments(query.filter), query.start
+    if start and (start.after or len(start.seen) + query.top > MAX_TOP):
+        return [_search_exhaustively(segments, group, query) for group in groups]
     # One more than wanted shows whether another page follows.
-    fetch = (query.start.offset if query.start else 0) + query.top + len(query.excluded) + 1
+    fetch = query.top + len(query.skipped) + 1
     if view.has_several_images:
         fetch *= 2
-    segments = view.segments(query.filter)
     if len(groups) == 1 or any(len(group) > 1 for group in groups):
         return [_search_group(group, query, _search_segments(segments, group, fetch, query), fetch) for group in groups]
     # Many single queries are searched in one call, which FAISS runs on all cores.
@@ -85,14 +99,11 @@ def _search_segments(
     results = []
     for segment in segments:
         count, filtered = min(fetch, segment.count), query.filter is not None
-        if len(group) == 1:
-            results.append(_collect(segment, *segment.search(group, count, filtered=filtered), fetch))
-            continue
-        chunks = [group[start : start + _QUERY_CHUNK] for start in range(0, len(group), _QUERY_CHUNK)]
-        parts = [_collect(segment, *segment.search(chunk, count, filtered=filtered), fetch) for chunk in chunks]
-        ends = [part.end for part in parts if part.end is not None]
-        scores, positions = (np.concatenate([part[field] for part in parts]) for field in (1, 2))
-        results.append(_SegmentResult(segment, *_best_scores(scores, positions), max(ends, default=None)))
+        result = _collect(segment, *segment.search(group[:_QUERY_CHUNK], count, filtered=filtered), fetch)
+        for start in range(_QUERY_CHUNK, len(group), _QUERY_CHUNK):
+            chunk = group[start : start + _QUERY_CHUNK]
+            result = _merge(result, _collect(segment, *segment.search(chunk, count, filtered=filtered), fetch))
+        results.append(result)
     return results
 
 
@@ -102,44 +113,64 @@ def _collect(segment: Segment, scores: NDArray[np.float32], positions: NDArray[n
     if len(scores) == 1 and positions[0, -1] >= 0:  # the common case, without array operations
         return _SegmentResult(segment, scores[0], positions[0], scores[0, -1] if is_partial else None)
     found = positions >= 0
-    ends = scores[found[:, -1], -1]
-    end = float(ends.max()) if is_partial and len(ends) else None
-    return _SegmentResult(segment, *_best_scores(scores[found], positions[found]), end)
+    ends = scores[found[:, -1], -1].tolist() if is_partial else []
+    return _best_of(segment, scores[found], positions[found], ends)
 
 
-def _best_scores(
-    scores: NDArray[np.float32], positions: NDArray[np.int64]
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Returns each position once, with its highest score."""
+def _merge(one: _SegmentResult, other: _SegmentResult) -> _SegmentResult:
+    return _best_of(
+        one.segment,
+        np.concatenate((one.scores, other.scores)),
+        np.concatenate((one.positions, other.positions)),
+        [end for end in (one.end, other.end) if end is not None],
+    )
+
+
+def _best_of(
+    segment: Segment, scores: NDArray[np.float32], positions: NDArray[np.int64], ends: list[float]
+) -> _SegmentResult:
+    """Returns each image once, with its highest score; only the best, if they are too many to rank."""
     order = np.lexsort((-scores, positions))
     unique, first = np.unique(positions[order], return_index=True)
-    return scores[order][first], unique
+    best = scores[order][first]
+    if len(best) > _MAX_FETCH:
+        order = np.argpartition(-best, _MAX_FETCH)
+        ends.append(float(best[order[_MAX_FETCH]]))
+        best, unique = best[order[:_MAX_FETCH]], unique[order[:_MAX_FETCH]]
+    return _SegmentResult(segment, best, unique, max(ends, default=None))
 
 
-def _search_group(
-    group: NDArray[np.float32], query: Query, results: list[_SegmentResult], fetch: int
-) -> tuple[list[Hit], PageStart | None]:
+def _search_group(group: NDArray[np.float32], query: Query, results: list[_SegmentResult], fetch: int) -> Page:
     """Widens the search until enough distinct items are found: one product must not fill the list."""
-    worst = None if query.min_score is None else -math.ceil(query.min_score * _SCORE_UNIT - 1e-9)
+    top, worst = query.top, query.worst_rank
     while True:
         best = _best_images(_rank_candidates(results), query, worst)
         ends = [result.end for result in results if result.end is not None]
         # From this rank on the order is not final: the next image of a segment may be as good or better.
         horizon = round(max(ends) * -_SCORE_UNIT) if ends else None
-        if horizon is None or (worst is not None and horizon > worst):
+        if horizon is None or (len(best) > top and best[top - 1][0] < horizon):
             break
-        if len(best) > query.top and best[query.top - 1][0] < horizon:
+        is_last = worst is not None and horizon > worst and len(best) <= top
+        if is_last and query.start is None:
             break
         fetch *= _WIDEN_FACTOR
+        # The end of the pages is checked with all images: an approximate search may have missed some.
+        if is_last or fetch > _MAX_FETCH:
+            return _search_exhaustively([result.segment for result in results], group, query)
         results = _search_segments([result.segment for result in results], group, fetch, query)
-    hits = [
-        Hit(max(-1.0, min(1.0, -rank / _SCORE_UNIT)), segment, position)
-        for rank, _, _, segment, position in best[: query.top]
-    ]
-    if len(best) <= query.top:
+    hits = [_hit(rank, segment, position) for rank, _, _, segment, position in best[:top]]
+    if len(best) <= top:
         return hits, None
-    rank, key, *_ = best[query.top - 1]
-    return hits, PageStart((query.start.offset if query.start else 0) + query.top, rank, key)
+    return hits, partial(_start_after, query, best)
+
+
+def _start_after(query: Query, best: list[_Candidate]) -> PageStart:
+    seen = query.start.seen if query.start else frozenset()
+    return PageStart(seen.union(item for _, _, item, _, _ in best[: query.top]))
+
+
+def _hit(rank: int, segment: Segment, position: int) -> Hit:
+    return Hit(max(-1.0, min(1.0, -rank / _SCORE_UNIT)), segment, position)
 
 
 def _rank_candidates(results: list[_SegmentResult]) -> list[_Candidate]:
@@ -157,9 +188,8 @@ _rank_and_key = itemgetter(0, 1)
 
 
 def _best_images(ranked: list[_Candidate], query: Query, worst: int | None) -> list[_Candidate]:
-    """Returns the best image of each item, from the start of the page to one after its end."""
-    start = (query.start.rank, query.start.key) if query.start else None
-    seen = set(query.excluded)
+    """Returns the best image of each item, to one after the end of the page."""
+    seen = set(query.skipped)
     best: list[_Candidate] = []
     for candidate in ranked:
         if candidate[2] in seen:
@@ -167,39 +197,79 @@ def _best_images(ranked: list[_Candidate], query: Query, worst: int | None) -> l
         if len(best) > query.top or (worst is not None and candidate[0] > worst):
             break
         seen.add(candidate[2])
-        if start is None or _rank_and_key(candidate) > start:
-            best.append(candidate)
+        best.append(candidate)
     return best
 
 
-def encode_cursor(start: PageStart, query_hash: str) -> str:
-    """Returns the cursor of a page, bound to the query that it continues."""
-    return base64.urlsafe_b64encode(json.dumps([*start, query_hash]).encode()).decode().rstrip("=")
+# Exhaustive pages
 
 
-def decode_cursor(cursor: str, query_hash: str) -> PageStart:
-    """Returns the page of a cursor; refuses an invalid one, and one of another query."""
-    try:
-        padded = cursor + "=" * (-len(cursor) % 4)
-        *numbers, cursor_hash = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
-        start = PageStart(*map(int, numbers))
-        if start.offset < 0:
-            raise ValueError(start)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        raise SearchError(
-            f"The cursor {cursor[:60]!r} is not valid.", "Pass the cursor of the last result unchanged, or none."
-        ) from None
-    if cursor_hash != query_hash:
-        raise SearchError(
-            "The cursor belongs to another search.", "Repeat the query, filter and bounds of the first page."
-        )
-    return start
+class _Images(NamedTuple):
+    """All images of some segments, one after the other."""
+
+    ranks: NDArray[np.int64]
+    keys: NDArray[np.int64]
+    items: NDArray[np.int64]
+
+    def best_rows(self, rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """Returns the best image of each of the `count` best items among some rows, best first."""
+        fetch = count
+        while True:
+            near = rows
+            if fetch < len(rows):
+                near = rows[self.ranks[rows] <= np.partition(self.ranks[rows], fetch)[fetch]]
+            near = near[np.lexsort((self.keys[near], self.ranks[near]))]
+            first = np.sort(np.unique(self.items[near], return_index=True)[1])
+            if len(first) >= count or len(near) == len(rows):
+                return near[first[:count]]
+            fetch *= _WIDEN_FACTOR
+
+    def up_to(self, rank: int, key: int) -> NDArray[np.bool_]:
+        """Marks the images that rank before another, and that image itself."""
+        marked: NDArray[np.bool_] = (self.ranks < rank) | ((self.ranks == rank) & (self.keys <= key))
+        return marked
 
 
-def hash_query(
-    vectors: NDArray[np.float32], filter: Filter | None, min_score: float | None, exclude: Sequence[str]
-) -> str:
-    """Returns a short hash of a search without its page."""
-    document = json.dumps(filter.document, sort_keys=True) if filter else ""
-    bounds = f"{document} {min_score} {sorted(set(exclude))}"
-    return blake2b(vectors.tobytes() + bounds.encode(), digest_size=9).hexdigest()
+def _search_exhaustively(segments: Sequence[Segment], group: NDArray[np.float32], query: Query) -> Page:
+    """Returns a page by the scores of all images: it takes the same time and memory wherever it begins."""
+    positions = [segment.positions() for segment in segments]
+    images = _rank_all(segments, positions, group)
+    start = query.start or PageStart()
+    done = np.fromiter(query.skipped, np.int64, len(query.skipped))
+    if start.after:
+        done = np.concatenate((done, images.items[images.up_to(*start.after)]))
+    is_open = ~np.isin(images.items, done)
+    if query.worst_rank is not None:
+        is_open &= images.ranks <= query.worst_rank
+    best = images.best_rows(np.flatnonzero(is_open), query.top + 1)
+    firsts = np.cumsum([0, *map(len, positions)])
+    hits = []
+    for row in best[: query.top].tolist():
+        number = int(np.searchsorted(firsts, row, side="right")) - 1
+        hits.append(_hit(int(images.ranks[row]), segments[number], int(positions[number][row - firsts[number]])))
+    if len(best) <= query.top:
+        return hits, None
+    last = best[query.top - 1]
+    after = int(images.ranks[last]), int(images.keys[last])
+    seen = np.flatnonzero(np.isin(images.items, list(start.seen)))
+    seen = images.best_rows(seen, len(seen))
+    later = frozenset(images.items[seen[~images.up_to(*after)[seen]]].tolist())
+    return hits, partial(PageStart, later, after)
+
+
+def _rank_all(segments: Sequence[Segment], positions: list[NDArray[np.int64]], group: NDArray[np.float32]) -> _Images:
+    """Ranks every image by its nearest query vector.
+
+    In double precision, where the order of a sum never decides how a score is rounded: the pages of a search must agree
+    on every rank, also when a compaction moves an image.
+    """
+    queries = group.T.astype(np.float64)
+    ranks = [np.empty(len(own), np.int64) for own in positions]
+    for segment, own, found in zip(segments, positions, ranks, strict=True):
+        for first in range(0, len(own), _IMAGE_CHUNK):
+            chunk = slice(first, first + _IMAGE_CHUNK)
+            scores = segment.vectors(own[chunk]).astype(np.float64) @ queries
+            found[chunk] = np.rint(scores.max(axis=1) * -_SCORE_UNIT)
+    pairs = [segment.keys(own) for segment, own in zip(segments, positions, strict=True)]
+    columns = ranks, [keys for keys, _ in pairs], [items for _, items in pairs]
+    return _Images(*(np.concatenate([np.empty(0, np.int64), *parts]) for parts in columns))

@@ -14,6 +14,20 @@ class GallerySettings(Frozen):
     cached_filters: int = Field(
         default=16, description="filters whose matching images are cached; a mask of a million images is a megabyte"
     )
+    cached_length: int = Field(
+        default=100_000, description="characters up to which a filter is cached; one may have four million"
+    )
+    follow_seconds: float = Field(
+        default=1.0, description="how often a process that keeps running looks for writes, also if nobody searches"
+    )
+    follow_batch: int = Field(default=8192, description="changes that a follower reads at a time: it bounds its memory")
+    listed_removals: int = Field(
+        default=10_000,
+        description="newest removals that the store lists; a process that has followed fewer compares all images once",
+    )
+    max_delta_bytes: int = Field(
+        default=64 << 20, description="memory of changed items from which a compaction is due, however few they are"
+    )
     retry_seconds: float = Field(default=60.0, description="pause after a compaction that failed")
     rest_seconds: float = Field(
         default=3.0, description="pause after one that succeeded: searches first have to open the new index"

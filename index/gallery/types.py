@@ -101,6 +101,14 @@ class SearchResult:
         return self.next_page() if self.next_page else None
 
 
+class NeededBundles(NamedTuple):
+    """The bundles of which a new image needs a vector, so that searches find it now and after the next activation."""
+
+    active: str | None
+    prepared: tuple[str, ...]
+    """Those that re-indexing jobs are preparing for their activation."""
+
+
 class IndexStats(Frozen):
     """The vector index that searches use; everything in here depends on the engine."""
 
@@ -124,8 +132,9 @@ class GalleryStats(Frozen):
 
     items: int
     images: int
+    unsearchable: int = Field(description="images without a vector of the active bundle, which no search finds")
     revision: int = Field(description="the number of the last write")
-    bundle_id: str | None = Field(description="the active bundle; null in a gallery that never held an image")
+    bundle_id: str | None = Field(description="the active bundle; null before the first one is activated")
     previous_bundle_id: str | None = Field(description="the bundle that was active before, for a rollback")
     dimension: int | None = Field(description="numbers per vector")
     store_bytes: int = Field(description="size of the store's files")

@@ -5,7 +5,6 @@ write.
 """
 
 import json
-import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -13,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from index._util.system import LockError
 from index.errors import LookalikeError
-from index.gallery.errors import IndexDamaged
+from index.gallery.errors import RESTORE, IndexDamaged, StoreError
 from index.gallery.settings import GallerySettings
 from index.gallery.store.base import BundleRow, FullImageRow, ItemStore, StoreReader
 from index.gallery.types import Item, Progress
@@ -26,7 +26,14 @@ _UNFOUND = "{count} images of the store are found by no search: {examples}"
 _GONE = "{count} images are found by searches, but are not in the store: {examples}"
 _RECORD = "{count} images have another item, id or digest in the index than in the store: {examples}"
 _VECTOR = "{count} images have another vector in the index than in the store: {examples}"
-RESTORE = "Restore a snapshot: lookalike gallery restore; then repeat later changes: lookalike reindex."
+_NO_VECTOR = "{count} images have no vector of the active bundle, so no search finds them: {examples}"
+_NO_VECTOR_REMEDY = (
+    "If a job is running, wait for its end. Otherwise re-index the source that holds them with bundle {bundle_id}, "
+    "or send them again."
+)
+_REPEAT = (
+    "Restore a snapshot, or repeat the writes: lookalike reindex. Then delete the copy of the log, if there is one."
+)
 
 _DELETE_HISTORY = "Searches are not affected. Delete jobs.sqlite, or the copy of it, while no job runs."
 
@@ -46,7 +53,8 @@ def find_faults(
     try:
         wrong = store.problems()
         faults += [Fault(f"{problem}.", RESTORE) for problem in wrong]
-        faults += [Fault(f"{problem}.", _DELETE_HISTORY) for problem in store.jobs.problems()]
+        faults += [Fault(f"{problem}.", _REPEAT) for problem in find_lost_writes(store, index)]
+        faults += _job_faults(store)
         active = store.read.head().bundle
         for bundle in store.read.bundles():
             faults += _copy_faults(store, bundle.id)
@@ -56,9 +64,32 @@ def find_faults(
                 faults += _index_faults(store, index, bundle.id, compact)
             else:
                 faults += _index_faults(store, index, bundle.id, compact, _Comparison(settings, on_progress))
-    except sqlite3.DatabaseError as error:
-        faults.append(Fault(f"The store cannot be read to its end: {error}.", RESTORE))
+            if is_active:
+                faults += _missing_vectors(store, bundle.id)
+    except StoreError as error:
+        faults.append(Fault(error.problem, error.remedy))
     return faults
+
+
+def _job_faults(store: ItemStore) -> list[Fault]:
+    try:
+        lost = _lost_since("a job ended", store.jobs.newest_revision(), store)
+        damaged = store.jobs.problems()
+    except (StoreError, LockError) as error:
+        return [Fault(error.problem, f"Searches are not affected. {error.remedy}")]
+    return [*(Fault(f"{it}.", _REPEAT) for it in lost), *(Fault(f"{it}.", _DELETE_HISTORY) for it in damaged)]
+
+
+def find_lost_writes(store: ItemStore, index: VectorIndex) -> list[str]:
+    """Returns the evidence, without that of the jobs, that the store lacks acknowledged writes; it may be intact."""
+    return store.lost_writes() + _lost_since("an index was built", index.newest_revision(), store)
+
+
+def _lost_since(event: str, revision: int, store: ItemStore) -> list[str]:
+    current = store.read.revision()  # read after the other one: a writer may be at work
+    if revision <= current:
+        return []
+    return [f"The store is at revision {current:,}, but {event} at revision {revision:,}: later writes were lost"]
 
 
 def _copy_faults(store: ItemStore, bundle_id: str) -> list[Fault]:
@@ -71,6 +102,13 @@ def _copy_faults(store: ItemStore, bundle_id: str) -> list[Fault]:
     except LookalikeError as error:
         return [Fault(error.problem, remedy)]
     return [] if found == bundle_id else [Fault(f"The copy of bundle {bundle_id} is the bundle {found}.", remedy)]
+
+
+def _missing_vectors(store: ItemStore, bundle_id: str) -> list[Fault]:
+    """Returns a fault if images have no vector of the active bundle."""
+    with store.open_reader() as reader:
+        missing = ["/".join(names) for names in reader.image_ids_without(bundle_id)]
+    return [Fault(f"{_format(_NO_VECTOR, missing)}.", _NO_VECTOR_REMEDY.format(bundle_id=bundle_id))] if missing else []
 
 
 class _Comparison(NamedTuple):
@@ -99,8 +137,7 @@ def _index_faults(
                 return [Fault(error.problem, remedy)]
             if comparison is None:
                 return []
-            changes = reader.changes(bundle.key, built.revision)
-            view = View(bundle, built, built.revision, comparison.settings).apply(changes)
+            view = View(bundle, built, built.revision, comparison.settings).catch_up(reader)
             problems = _differences(reader, bundle, view, comparison.on_progress)
             remedy = f"Rebuild the index: {compact} --rebuild; if nobody edited the files by hand, restore a snapshot."
             return [Fault(f"{problem}.", remedy) for problem in problems]

@@ -5,9 +5,10 @@ An image of a source is known by its item id and image id. It is embedded unless
 1. The source named it before in this run. From the same place it counts as unchanged; from another place it is
    rejected as a duplicate. The first row wins, also for the title, URL and attributes of an item: otherwise rows that
    differ would replace each other in every run, and their photos would be embedded again each time.
-2. The gallery has a vector of the job's bundle for it, made from the same bytes (SHA-256). It is unchanged.
+2. The source named as many images of the item as an item may have. It is rejected.
+3. The gallery has a vector of the job's bundle for it, made from the same bytes (SHA-256). It is unchanged.
 
-Only the second needs the photo's bytes, so the workers apply it (`is_unchanged`), to digests that were read beforehand.
+Only the last needs the photo's bytes, so the workers apply it (`is_unchanged`), to digests that were read beforehand.
 """
 
 import sqlite3
@@ -16,20 +17,30 @@ from functools import lru_cache
 from typing import NamedTuple, Self
 
 from index.gallery.types import Item, NewImage
-from index.ingest.sources import SourceImage
+from index.ingest.sources import BadRow, SourceImage
+from index.items import MAX_IMAGES_PER_ITEM
 
 KnownDigests = Mapping[tuple[str, str], str]
 """Item id and image id to the digest of the photo that the gallery has a vector of."""
 
 
 class Reject(NamedTuple):
-    """A photo that could not be indexed, and why."""
+    """A photo or a row of a table that could not be indexed, and why."""
 
     item_id: str
     image_id: str
     place: str
     reason: str
     problem: str
+
+    @classmethod
+    def of(cls, image: SourceImage, reason: str, problem: str) -> Self:
+        return cls(image.item.id, image.image_id, image.place, reason, problem)
+
+    @classmethod
+    def of_row(cls, row: BadRow) -> Self:
+        """Returns the reject of a row, whose place is the table and the line."""
+        return cls(row.item_id, "", row.where, "row", f"{row.problem}. Correct the row.")
 
 
 class Unchanged(NamedTuple):
@@ -46,19 +57,19 @@ def is_unchanged(image: SourceImage, digest: str, known: KnownDigests) -> bool:
     return known.get((image.item.id, image.image_id)) == digest
 
 
-class Repeat(NamedTuple):
-    """An image that the source named before, with its outcome."""
+class SettledImage(NamedTuple):
+    """An image that no worker needs to read, with its outcome."""
 
     image: SourceImage
     outcome: Unchanged | Reject
 
 
 class PlannedChunk(NamedTuple):
-    """A chunk of a source: the images to hand to a worker, with what the gallery has of them, and the repeated ones."""
+    """A chunk of a source: the images to hand to a worker, with what the gallery has of them, and the others."""
 
     images: list[SourceImage]
     known: KnownDigests
-    repeats: list[Repeat]
+    settled: list[SettledImage]
 
 
 class EmbeddingPlan:
@@ -74,7 +85,8 @@ class EmbeddingPlan:
 
     def __enter__(self) -> Self:
         self._db = sqlite3.connect("", isolation_level=None)
-        self._db.execute("CREATE TABLE items (id TEXT PRIMARY KEY, item TEXT)")
+        self._db.execute("CREATE TABLE items (id TEXT PRIMARY KEY, item TEXT, images INTEGER DEFAULT 0)")
+        self._db.execute("CREATE TABLE kept (item TEXT PRIMARY KEY)")
         self._db.execute("CREATE TABLE images (item TEXT, image TEXT, place TEXT, PRIMARY KEY (item, image))")
         return self
 
@@ -84,23 +96,37 @@ class EmbeddingPlan:
     def add(self, chunk: list[SourceImage]) -> PlannedChunk:
         """Records the images of a chunk as named, and returns what to do with each."""
         images: list[SourceImage] = []
-        repeats: list[Repeat] = []
+        settled: list[SettledImage] = []
         self._db.execute("BEGIN")
         for row in chunk:
             image = row._replace(item=self._first_description(row.item))
-            first = self._first_place(image)
-            if first is None:
+            outcome = self._settle(image)
+            if outcome is None:
                 images.append(image)
-            elif first == image.place:
-                repeats.append(Repeat(image, Unchanged(image.image_id)))
             else:
-                problem = f"The source names this image twice, first at {first}. Give each photo its own image_id."
-                reject = Reject(image.item.id, image.image_id, image.place, "duplicate", problem)
-                repeats.append(Repeat(image, reject))
+                settled.append(SettledImage(image, outcome))
         self._db.execute("COMMIT")
         pairs = [(image.item.id, image.image_id) for image in images]
         known = {pair: digest for pair in pairs if (digest := self._read_digests(pair[0]).get(pair[1]))}
-        return PlannedChunk(images, known, repeats)
+        return PlannedChunk(images, known, settled)
+
+    def keep_item(self, item_id: str) -> None:
+        """Records that the source names an item in a row that cannot be read: all it has must stay."""
+        self._db.execute("INSERT OR IGNORE INTO kept VALUES (?)", (item_id,))
+
+    def _settle(self, image: SourceImage) -> Unchanged | Reject | None:
+        """Records the image; returns its outcome if that does not depend on its bytes."""
+        first = self._first_place(image)
+        if first == image.place:
+            return Unchanged(image.image_id)
+        if first is not None:
+            problem = f"The source names this image twice, first at {first}. Give each photo its own image_id."
+            return Reject.of(image, "duplicate", problem)
+        query = "UPDATE items SET images = images + 1 WHERE id = ? RETURNING images"
+        if self._db.execute(query, (image.item.id,)).fetchone()[0] > MAX_IMAGES_PER_ITEM:
+            problem = f"The source names more than {MAX_IMAGES_PER_ITEM} images of this item. Remove some."
+            return Reject.of(image, "limit", problem)
+        return None
 
     def _first_place(self, image: SourceImage) -> str | None:
         """Returns the place that the source named first for the image; None if it is named for the first time."""
@@ -113,16 +139,17 @@ class EmbeddingPlan:
     def _first_description(self, item: Item) -> Item:
         """Returns the item as the source described it first."""
         text = item.model_dump_json()
-        if self._db.execute("INSERT OR IGNORE INTO items VALUES (?, ?)", (item.id, text)).rowcount:
+        if self._db.execute("INSERT OR IGNORE INTO items (id, item) VALUES (?, ?)", (item.id, text)).rowcount:
             return item
         (first,) = self._db.execute("SELECT item FROM items WHERE id = ?", (item.id,)).fetchone()
         return item if first == text else Item.model_validate_json(first)
 
     def has_image(self, item_id: str, image_id: str) -> bool:
-        """Returns whether the source named the image."""
-        query = "SELECT 1 FROM images WHERE item = ? AND image = ?"
-        return self._db.execute(query, (item_id, image_id)).fetchone() is not None
+        """Returns whether the source named the image, or must keep all of its item."""
+        query = "SELECT 1 FROM images WHERE item = ? AND image = ? UNION SELECT 1 FROM kept WHERE item = ?"
+        return self._db.execute(query, (item_id, image_id, item_id)).fetchone() is not None
 
     def has_item(self, item_id: str) -> bool:
         """Returns whether the source named the item."""
-        return self._db.execute("SELECT 1 FROM items WHERE id = ?", (item_id,)).fetchone() is not None
+        query = "SELECT 1 FROM items WHERE id = ? UNION SELECT 1 FROM kept WHERE item = ?"
+        return self._db.execute(query, (item_id, item_id)).fetchone() is not None

@@ -6,8 +6,9 @@ Imports neither NumPy nor an engine, so that the HTTP client and `lookalike --he
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from index._util.addresses import AllowedAddresses
 from index._util.models import Frozen
 
 
@@ -27,6 +28,15 @@ def _split_names(value: Any) -> Any:
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
 
+def _check_addresses(texts: list[str]) -> list[str]:
+    AllowedAddresses.parse(texts)
+    return texts
+
+
+AddressList = Annotated[list[str], AfterValidator(_check_addresses)]
+"""Host names, IP addresses and networks."""
+
+
 class CommonOptions(Frozen):
     """The options that the command line and the HTTP API share: what a job may delete, and what it must reach."""
 
@@ -41,10 +51,10 @@ class CommonOptions(Frozen):
         "bundle.",
     )
     max_rejects: float = Field(
-        default=1.0, ge=0, le=1, description="Fail if more than this share of the source's images is rejected."
+        default=1.0, ge=0, le=1, description="Fail if more than this share of the source's images and rows is rejected."
     )
     queries: str | None = Field(
-        default=None, description="Source of labelled photos to test the bundle with before it is activated."
+        default=None, description="Source of labelled photos whose recall@1 is measured before the bundle is activated."
     )
     expect_recall: float | None = Field(
         default=None, ge=0, le=1, description="Fail if the recall@1 of the queries is lower."
@@ -57,8 +67,8 @@ class CommonOptions(Frozen):
 
     @model_validator(mode="after")
     def _check_queries(self) -> Self:
-        if (self.queries is None) != (self.expect_recall is None):
-            raise ValueError("queries and expect_recall belong together: give both or neither")
+        if self.queries is None and self.expect_recall is not None:
+            raise ValueError("expect_recall needs queries to measure: give both")
         return self
 
 
@@ -80,6 +90,16 @@ class ReindexOptions(CommonOptions):
     )
     images: str | None = Field(
         default=None, description="Folder that image paths are relative to. Default: the table's own."
+    )
+    allow_folder: list[str] = Field(
+        default=[],
+        description="Folder or s3:// prefix whose files rows may name too. Default: only the folder of the table, or "
+        "--images.",
+    )
+    allow_address: AddressList = Field(
+        default=[],
+        description="Host, IP address or network, such as 10.0.0.0/8, that rows may name too. Default: only public "
+        "addresses.",
     )
     rejects: Path = Field(default=Path("rejects.csv"), description="File for the rejected photos and the reasons.")
     ray: str | None = Field(

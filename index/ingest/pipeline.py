@@ -1,29 +1,35 @@
 """Re-indexing: writes a source into a gallery, embeds only what is new, and activates a new bundle without a gap."""
 
-import csv
 import logging
+import sqlite3
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, islice
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from index._util.files import is_disk_full
 from index.embedding.bundle import Bundle
 from index.embedding.embedder import Embedder
 from index.embedding.images import ImageError, load_pixels
 from index.errors import LookalikeError
 from index.gallery import Gallery, open_gallery
+from index.gallery.errors import JobRunning, LimitExceeded, StorageFull
 from index.gallery.jobs import Job
 from index.gallery.types import Item, NewImage
 from index.ingest.embedding_plan import EmbeddingPlan, Outcome, PlannedChunk, Reject
 from index.ingest.options import ReindexOptions
+from index.ingest.places import AllowedPlaces
 from index.ingest.ray_workers import RayWorkers
-from index.ingest.sources import Source, SourceImage
+from index.ingest.rejects import RejectsFile
+from index.ingest.sources import BadRow, Source, SourceImage, rows_error
 from index.ingest.workers import LocalWorkers, Workers
 from index.jobs import JobRecord
 
@@ -42,6 +48,12 @@ class PipelineSettings(NamedTuple):
     """Items that are read from the gallery at a time, and whose digests are cached."""
     query_batch: int = 64
     """Labelled queries that are embedded and searched at a time."""
+    grace_seconds: float = 5.0
+    """How long to wait for the next vector that a service adds to an image of its own before a bundle is activated."""
+    poll_seconds: float = 0.1
+    """How often to look for such vectors."""
+    wait_seconds: float = 2.0
+    """How often to look whether another job has ended."""
 
 
 DEFAULT_SETTINGS = PipelineSettings()
@@ -64,26 +76,51 @@ class Cancelled(LookalikeError):
         )
 
 
+@contextmanager
+def _full_disk_errors() -> Iterator[None]:
+    """Raises StorageFull when a file of the job could not be written for lack of space."""
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as error:
+        if isinstance(error, OSError) and is_disk_full(error):
+            problem = f"No space to write {error.filename or 'a file'}: {error.strerror}."
+        elif getattr(error, "sqlite_errorname", "") == "SQLITE_FULL":  # the temporary database of the plan
+            problem = f"No space to write temporary files: {error}."
+        else:
+            raise
+        raise StorageFull(problem, "Free space on its disk, and run again: the job continues from there.") from error
+
+
+@_full_disk_errors()
 def run_reindex(
     options: ReindexOptions,
     *,
     job_id: int | None = None,
     on_start: Callable[[Job], None] = lambda job: None,
     on_progress: Progress = lambda record: None,
+    wait: bool = False,
     settings: PipelineSettings = DEFAULT_SETTINGS,
 ) -> JobRecord:
     """Runs a job from start to end: opens the gallery, keeps the job's record, starts the workers, and closes them all.
 
     `job_id` is a record that another process created for this job. `on_start` receives the job, to be able to stop it.
+    Raises JobRunning while another job of the gallery runs, unless it should `wait` for its end.
     """
-    source, bundle = _open_source(options), Bundle.load(options.bundle)
+    allowed = AllowedPlaces.of(options.allow_folder, options.allow_address)
+    source, bundle = _open_source(options, allowed), Bundle.load(options.bundle)
     with open_gallery(options.gallery, create=True) as gallery:
-        job = gallery.jobs.begin(source.name, bundle.id) if job_id is None else gallery.jobs.adopt(job_id)
+        if job_id is None:
+            job = _begin(gallery, source.name, bundle.id, settings.wait_seconds if wait else None)
+        else:
+            job = gallery.jobs.adopt(job_id)
         job.hold()
         on_start(job)
         try:
-            workers = LocalWorkers(bundle) if options.ray is None else RayWorkers(options.ray, bundle)
-        except LookalikeError as error:
+            with _full_disk_errors():
+                # Before the source is read: an item is in it, or services that store it embed for this bundle too.
+                gallery.keep_bundle(bundle)
+            workers = _start_workers(options, bundle, allowed)
+        except (LookalikeError, OSError) as error:
             job.update(state="failed", message=str(error))
             raise
         try:
@@ -92,13 +129,38 @@ def run_reindex(
             workers.close()
 
 
-def _open_source(options: ReindexOptions) -> Source:
-    return Source(options.source, columns=options.columns, attributes=options.attributes, images=options.images)
+def _begin(gallery: Gallery, source: str, bundle_id: str, wait_seconds: float | None) -> Job:
+    """Starts the record of the only running job of a gallery; two would embed the same photos."""
+    while True:
+        try:
+            return gallery.jobs.begin(source, bundle_id, exclusive=True)
+        except JobRunning as error:
+            if wait_seconds is None:
+                problem = f"Job {error.job_id} is running on {gallery.address}."
+                remedy = f"Wait for its end with --wait, or stop it: lookalike jobs {gallery.address} --cancel"
+                raise ReindexError(problem, f"{remedy} {error.job_id}.") from None
+            log.warning("waiting for the end of job %s", error.job_id)
+            time.sleep(wait_seconds)
+
+
+def _open_source(options: ReindexOptions, allowed: AllowedPlaces) -> Source:
+    return Source(
+        options.source,
+        columns=options.columns,
+        attributes=options.attributes,
+        images=options.images,
+        allowed=allowed,
+    )
+
+
+def _start_workers(options: ReindexOptions, bundle: Bundle, allowed: AllowedPlaces) -> Workers:
+    return LocalWorkers(bundle, allowed=allowed) if options.ray is None else RayWorkers(options.ray, bundle, allowed)
 
 
 class _Submitted(NamedTuple):
     chunk: PlannedChunk
     outcomes: "Future[list[Outcome]]"
+    rejects: list[Reject]
 
 
 @dataclass(frozen=True)
@@ -136,14 +198,19 @@ class _Run:
         except LookalikeError as error:
             log.error("the end of job %s could not be recorded: %s", self.job.record.id, error)
 
+    @_full_disk_errors()
     def _run_stages(self) -> None:
         self.enter("checking")
-        queries = Source([self.options.queries]) if self.options.queries is not None else None
-        if queries is not None:
-            queries.check()
-        self.report(total=self.source.check().images)
-        self.gallery.keep_bundle(self.bundle)
-        rejects = _RejectsFile(self.options.rejects)
+        newest = self.gallery.newest_image()
+        named = self.options.queries
+        queries = None if named is None else self._open_queries(named)
+        summary = self.source.check()
+        self.report(total=summary.images + summary.bad_rows)
+        if summary.bad_rows > self.options.max_rejects * self.job.record.total:
+            raise rows_error(summary)
+        for warning in summary.warnings:
+            self._add_message(warning)
+        rejects = RejectsFile(self.options.rejects, [*self.source.places(), *(queries.places() if queries else ())])
         with EmbeddingPlan(self._read_digests, cached_items=self.settings.scan_size) as plan:
             self.enter("embedding")
             self._embed_all(plan, rejects)
@@ -151,8 +218,15 @@ class _Run:
                 self.enter("deleting")
                 self._delete_missing(plan)
         self.enter("building")
-        revision = self._activate(queries)
-        self.report(state="partial" if self.job.record.rejected else "done", revision=revision)
+        revision = self._activate(queries, newest)
+        is_partial = self.job.record.rejected or self.job.record.missing
+        self.report(state="partial" if is_partial else "done", revision=revision)
+
+    def _open_queries(self, named: str) -> Source:
+        queries = Source([named], fallback_images=self.options.images, allowed=self.source.allowed)
+        if (summary := queries.check()).bad_rows:
+            raise rows_error(summary)
+        return queries
 
     def report(self, **values: object) -> None:
         """Updates the job's record and calls the progress callback."""
@@ -169,16 +243,16 @@ class _Run:
 
     # Embedding
 
-    def _embed_all(self, plan: EmbeddingPlan, rejects: "_RejectsFile") -> None:
+    def _embed_all(self, plan: EmbeddingPlan, rejects: "RejectsFile") -> None:
         """Embeds and writes the source chunk by chunk; between two chunks it can be cancelled or killed."""
         embedded = unchanged = rejected = 0
         total, allowed = self.job.record.total, self.options.max_rejects
-        for images, outcomes in self._work_ahead(plan):
-            self._write(images, outcomes)
+        for images, results, rows in self._work_ahead(plan):
+            outcomes = self._write(images, results)
             bad = [outcome for outcome in outcomes if isinstance(outcome, Reject)]
-            rejects.write(bad)
+            rejects.write([*bad, *rows])
             new = sum(isinstance(outcome, NewImage) for outcome in outcomes)
-            embedded, rejected = embedded + new, rejected + len(bad)
+            embedded, rejected = embedded + new, rejected + len(bad) + len(rows)
             unchanged += len(outcomes) - new - len(bad)
             self.report(done=embedded + unchanged + rejected, embedded=embedded, unchanged=unchanged, rejected=rejected)
             if rejected > allowed * total:
@@ -188,47 +262,71 @@ class _Run:
                 )
         if not embedded + unchanged:
             raise ReindexError(
-                f"None of the {total} images of {self.source.name} could be indexed.",
+                f"None of the {total} images of {self.job.record.source} could be indexed.",
                 f"See {rejects.path} for the reasons.",
             )
 
-    def _work_ahead(self, plan: EmbeddingPlan) -> Iterator[tuple[list[SourceImage], list[Outcome]]]:
-        """Yields the images of each chunk with their outcomes, in order, while workers process the next chunks."""
+    def _work_ahead(self, plan: EmbeddingPlan) -> Iterator[tuple[list[SourceImage], list[Outcome], list[Reject]]]:
+        """Yields the images of each chunk with their outcomes, in order, while workers process the next chunks.
+
+        The third are the rejects of the rows among them that could not be read.
+        """
         submitted: deque[_Submitted] = deque()
-        images = iter(self.source)
+        rows = self.source.rows()
         while True:
             self.check_cancelled()
-            while len(submitted) <= self.workers.ahead and (rows := list(islice(images, self.settings.chunk_size))):
-                chunk = plan.add(rows)
-                submitted.append(_Submitted(chunk, self.workers.submit(chunk.images, chunk.known)))
+            while len(submitted) <= self.workers.ahead and (block := list(islice(rows, self.settings.chunk_size))):
+                bad = [row for row in block if isinstance(row, BadRow)]
+                for row in bad:
+                    plan.keep_item(row.item_id)
+                chunk = plan.add([row for row in block if isinstance(row, SourceImage)])
+                outcomes = self.workers.submit(chunk.images, chunk.known)
+                submitted.append(_Submitted(chunk, outcomes, [Reject.of_row(row) for row in bad]))
             if not submitted:
                 return
-            chunk, outcomes = submitted.popleft()
+            chunk, outcomes, rejects = submitted.popleft()
             yield (
-                [*chunk.images, *(repeat.image for repeat in chunk.repeats)],
-                [*outcomes.result(), *(repeat.outcome for repeat in chunk.repeats)],
+                [*chunk.images, *(settled.image for settled in chunk.settled)],
+                [*outcomes.result(), *(settled.outcome for settled in chunk.settled)],
+                rejects,
             )
 
     def _read_digests(self, item_id: str) -> dict[str, str]:
         return self.gallery.digests(item_id, self.bundle.id)
 
-    def _write(self, images: list[SourceImage], outcomes: list[Outcome]) -> None:
-        """Writes the items and new images of a chunk in one transaction."""
+    def _write(self, images: list[SourceImage], outcomes: list[Outcome]) -> list[Outcome]:
+        """Writes the items and new images of a chunk in one transaction; rejects those that exceed a limit."""
+        while True:
+            try:
+                self._upsert(images, outcomes)
+                return outcomes
+            except LimitExceeded as error:
+                outcomes = [
+                    Reject.of(image, "limit", str(error)) if _is_refused(image, outcome, error) else outcome
+                    for image, outcome in zip(images, outcomes, strict=True)
+                ]
+
+    def _upsert(self, images: list[SourceImage], outcomes: list[Outcome]) -> None:
         pairs = [pair for pair in zip(images, outcomes, strict=True) if not isinstance(pair[1], Reject)]
         entries = [
             (item, [outcome for _, outcome in group if isinstance(outcome, NewImage)])
             for item, group in groupby(pairs, key=lambda pair: pair[0].item)
         ]
         if entries:
-            self.gallery.upsert(entries, self.bundle.id)
+            # The first bundle of a gallery must pass the same checks as any other before it is activated.
+            self.gallery.upsert(entries, self.bundle.id, activate_first=False)
 
     # Deleting
 
     def _delete_missing(self, plan: EmbeddingPlan) -> None:
         """Removes what is no longer in the source, unless that is suspiciously much.
 
-        An item without images counts as one image.
+        An item without images counts as one image. A row that does not name its item may be any item's, so that
+        nothing is removed.
         """
+        if plan.has_item(""):
+            self._add_message("Nothing was deleted, because a row of the source does not name its item.")
+            return
         missing = [pair for pair in self.gallery.image_ids() if not plan.has_image(*pair)]
         images = {
             item_id: [image for _, image in group] for item_id, group in groupby(missing, key=lambda pair: pair[0])
@@ -262,11 +360,14 @@ class _Run:
 
     # Activating
 
-    def _activate(self, queries: Source | None) -> int:
-        """Builds the index, checks a bundle that is not active yet, and activates it."""
+    def _activate(self, queries: Source | None, newest: int) -> int:
+        """Builds the index, checks a bundle that is not active yet, and activates it.
+
+        `newest` is the key of the newest image when the job began.
+        """
         is_new = self.gallery.active_bundle() != self.bundle.id
         if is_new:
-            self._check_completeness()
+            self._check_completeness(newest)
         report = self.gallery.prepare(self.bundle.id)
         if is_new and report.scans and not self.options.allow_slow_index:
             raise ReindexError(
@@ -276,24 +377,50 @@ class _Run:
             )
         if queries is not None:
             self._check_recall(queries, is_new)
+        if is_new:
+            missing = self._check_completeness(newest)  # again: the build may have taken hours
+            if missing:
+                self.report(missing=missing)
+                self._add_message(
+                    f"{missing} images have no vector of bundle {self.bundle.id} and are no longer found."
+                )
         self.check_cancelled()
         return self.gallery.activate(self.bundle.id)
 
-    def _check_completeness(self) -> None:
-        """Fails if many images lack a vector of the new bundle and would disappear from searches; reports a few."""
-        missing, images = self.gallery.images_without(self.bundle.id), self.gallery.stats().images
-        problem = f"{missing} of the gallery's {images} images have no vector of bundle {self.bundle.id}"
+    def _check_completeness(self, newest: int) -> int:
+        """Returns how many images lack a vector of the new bundle, and would disappear from searches; fails if many."""
+        missing, images = self._count_missing(newest), self.gallery.stats().images
         if missing > self.options.max_delete * images:
             raise ReindexError(
-                f"{problem} and would disappear from searches; it was not activated.",
+                f"{missing} of the gallery's {images} images have no vector of bundle {self.bundle.id} and would "
+                "disappear from searches; it was not activated.",
                 "Give a source with all items, or run again with a larger --max-delete.",
             )
-        if missing:
-            self.report(message=f"{problem} and are no longer found.")
+        return missing
+
+    def _count_missing(self, newest: int) -> int:
+        """Returns the number of images without a vector of the bundle, once services have added theirs.
+
+        A service stores an image with the vector of the active bundle first. So those that came after `newest` may
+        still get a vector, and are waited for. Images that arrive meanwhile are not counted: services add their
+        vectors even after the activation.
+        """
+        last, lacking = self.gallery.newest_image(), partial(self.gallery.images_without, self.bundle.id)
+        missing, deadline = lacking(through=last), time.monotonic() + self.settings.grace_seconds
+        while missing > lacking(through=newest) and time.monotonic() < deadline:
+            self.check_cancelled()
+            time.sleep(self.settings.poll_seconds)
+            before, missing = missing, lacking(through=last)
+            if missing < before:
+                deadline = time.monotonic() + self.settings.grace_seconds
+        return missing
+
+    def _add_message(self, text: str) -> None:
+        self.report(message=f"{self.job.record.message} {text}".strip())
 
     def _check_recall(self, queries: Source, is_new: bool) -> None:
         recall, expected = self._measure_recall(queries), self.options.expect_recall or 0.0
-        self.report(message=f"{self.job.record.message} Recall@1 of the labelled queries is {recall:.4f}.".strip())
+        self._add_message(f"Recall@1 of the labelled queries is {recall:.4f}.")
         if recall < expected:
             raise ReindexError(
                 f"Recall@1 of the labelled queries is {recall:.4f}, below {expected:.4f}; "
@@ -306,7 +433,7 @@ class _Run:
         embedder, right, total = Embedder(self.bundle), 0, 0
         images = iter(queries)
         while block := list(islice(images, self.settings.query_batch)):
-            vectors = embedder.embed(np.stack([self._load_query(queries, image.place) for image in block]))
+            vectors = embedder.embed(np.stack([self._load_query(queries, image) for image in block]))
             found = self.gallery.search(vectors, bundle_id=self.bundle.id, top=1, rehearsal=True)
             right += sum(
                 hits[0].item.id == image.item.id for hits, image in zip(found.hits, block, strict=True) if hits
@@ -314,48 +441,16 @@ class _Run:
             total += len(block)
         return right / total
 
-    def _load_query(self, queries: Source, place: str) -> NDArray[np.uint8]:
+    def _load_query(self, queries: Source, image: SourceImage) -> NDArray[np.uint8]:
         try:
-            return load_pixels(queries.read(place), self.bundle.preprocessing)
+            return load_pixels(queries.read(image), self.bundle.preprocessing)
         except ImageError as error:
             raise ReindexError(
-                f"The labelled query {place} cannot be used: {error.problem}", "Fix or remove it, and run again."
+                f"The labelled query {image.place} cannot be used: {error.problem}", "Fix or remove it, and run again."
             ) from error
 
 
-class _RejectsFile:
-    """A CSV file with the rejects of the last run; it is removed when there are none."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._header = [Reject._fields]
-        try:
-            path.open("a").close()
-            # A device is kept, and so is a link, which may be /dev/stdout.
-            if path.is_file() and not path.is_symlink():
-                _check_rejects(path)
-                path.unlink()
-        except OSError as error:
-            raise ReindexError(
-                f"Rejects cannot be written to {path}: {error.strerror}.", "Name another file with --rejects."
-            ) from error
-
-    def write(self, rejects: Sequence[Reject]) -> None:
-        """Appends rejects; the header is written before the first."""
-        if rejects:
-            with self.path.open("a", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows([*self._header, *(map(_escape_formula, reject) for reject in rejects)])
-            self._header = []
-
-
-def _check_rejects(path: Path) -> None:
-    """Refuses to replace a file that is not the rejects of an earlier run, such as the catalogue."""
-    with path.open("rb") as file:
-        first = file.readline(1000).strip()
-    if first and first != ",".join(Reject._fields).encode():
-        raise ReindexError(f"{path} exists and is not a file of rejects.", "Name another file with --rejects.")
-
-
-def _escape_formula(cell: str) -> str:
-    """Quotes a cell that a spreadsheet would run as a formula."""
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+def _is_refused(image: SourceImage, outcome: Outcome, error: LimitExceeded) -> bool:
+    if image.item.id != error.item_id or isinstance(outcome, Reject):
+        return False
+    return not error.image_ids or image.image_id in error.image_ids

@@ -22,7 +22,7 @@ from index._util.system import usable_cores
 from index.embedding.bundle import CARD_FILE, MODEL_FILE, Bundle
 from index.errors import LookalikeError
 from index.ingest.embedding_plan import KnownDigests, Outcome
-from index.ingest.remote_files import local_path, url_scheme
+from index.ingest.places import OWN_FOLDER, AllowedPlaces, absolute_place
 from index.ingest.sources import SourceImage
 from index.ingest.workers import LocalWorkers
 
@@ -50,16 +50,29 @@ class ClusterError(LookalikeError):
     kind = "cluster"
 
 
+class _Model(NamedTuple):
+    """What a worker process loads: a bundle, to embed photos of allowed places."""
+
+    bundle_id: str
+    allowed: AllowedPlaces
+
+
 class RayWorkers:
     """Workers on the cores of a Ray cluster."""
 
-    def __init__(self, address: str, bundle: Bundle, settings: RaySettings = DEFAULT_SETTINGS) -> None:
+    def __init__(
+        self,
+        address: str,
+        bundle: Bundle,
+        allowed: AllowedPlaces = OWN_FOLDER,
+        settings: RaySettings = DEFAULT_SETTINGS,
+    ) -> None:
         """Joins the cluster at `auto`, `host:port` or `ray://host:port`; `local` starts one on this machine."""
         self._ray = _connect(address, settings)
         self._attempts = settings.attempts
         remote = self._ray.remote(num_cpus=1, max_retries=settings.attempts - 1)
         self._load, self._embed = remote(_load_model), remote(_embed_chunk)
-        self._bundle_id = bundle.id
+        self._model = _Model(bundle.id, allowed)
         files = {name: (bundle.directory / name).read_bytes() for name in (MODEL_FILE, CARD_FILE)}
         # In a list Ray leaves the reference as it is: a worker fetches the files once, not for every chunk.
         self._files = [self._ray.put(files)]
@@ -71,7 +84,7 @@ class RayWorkers:
 
     def _wait_for_worker(self, seconds: float) -> None:
         try:
-            self._ray.get(self._load.remote(self._bundle_id, self._files), timeout=seconds)
+            self._ray.get(self._load.remote(self._model, self._files), timeout=seconds)
         except self._ray.exceptions.GetTimeoutError:
             raise ClusterError(
                 f"The Ray cluster offered no free core for {seconds:g} seconds.",
@@ -89,9 +102,9 @@ class RayWorkers:
         return 2 * max(1, int(self._ray.cluster_resources().get("CPU", 0)))
 
     def submit(self, chunk: Sequence[SourceImage], known: KnownDigests) -> "Future[list[Outcome]]":
-        images = [_with_absolute_path(image) for image in chunk]
+        images = [_with_absolute_paths(image) for image in chunk]
         outcomes: Future[list[Outcome]] = Future()
-        task = self._embed.remote(self._bundle_id, self._files, images, known)
+        task = self._embed.remote(self._model, self._files, images, known)
         task.future().add_done_callback(lambda done: self._settle(done, images, outcomes))
         return outcomes
 
@@ -120,29 +133,29 @@ class RayWorkers:
 
 # On the cluster
 
-_loaded: dict[str, LocalWorkers] = {}
-"""The model of this worker process, by the id of its bundle: loaded for the first chunk and kept for the next ones."""
+_loaded: dict[_Model, LocalWorkers] = {}
+"""The workers of this process: created for the first chunk and kept for the next ones."""
 
 
-def _load_model(bundle_id: str, files: list[Any]) -> None:
+def _load_model(model: _Model, files: list[Any]) -> None:
     """Loads the bundle in this worker process, unless it is loaded already."""
-    if bundle_id in _loaded:
+    if model in _loaded:
         return
     import ray
 
     with tempfile.TemporaryDirectory(prefix="lookalike-bundle-") as folder:
         for name, data in ray.get(files[0]).items():
             (Path(folder) / name).write_bytes(data)
-        workers = LocalWorkers(Bundle.load(folder), cores=1)
+        workers = LocalWorkers(Bundle.load(folder), allowed=model.allowed, cores=1)
         # Loads the model now, so that the files are removed even if the worker is killed later.
         workers.embedder()
     _loaded.clear()
-    _loaded[bundle_id] = workers
+    _loaded[model] = workers
 
 
-def _embed_chunk(bundle_id: str, files: list[Any], images: list[SourceImage], known: KnownDigests) -> list[Outcome]:
-    _load_model(bundle_id, files)
-    workers = _loaded[bundle_id]
+def _embed_chunk(model: _Model, files: list[Any], images: list[SourceImage], known: KnownDigests) -> list[Outcome]:
+    _load_model(model, files)
+    workers = _loaded[model]
     pieces = [workers.submit(images[start : start + _PIECE], known) for start in range(0, len(images), _PIECE)]
     return [outcome for piece in pieces for outcome in piece.result()]
 
@@ -186,9 +199,9 @@ def _check_reachable(address: str, seconds: float) -> None:
         raise ClusterError(f"No Ray cluster answers at {address}: {error}.", _ADDRESSES) from error
 
 
-def _with_absolute_path(image: SourceImage) -> SourceImage:
-    """Returns the image with an absolute path: a worker has another working directory."""
-    return image if url_scheme(image.place) else image._replace(place=str(local_path(image.place).absolute()))
+def _with_absolute_paths(image: SourceImage) -> SourceImage:
+    """Returns the image with absolute paths: a worker has another working directory."""
+    return image._replace(place=absolute_place(image.place), folder=absolute_place(image.folder))
 
 
 def _last_line(error: BaseException) -> str:

@@ -1,7 +1,4 @@
-"""Files on this machine or at an address: listed, copied and read with limits, through `fsspec` where remote.
-
-A place is the path or the address of a file.
-"""
+"""Files on this machine or at an address: listed, copied and read with limits, through `fsspec` where remote."""
 
 import glob
 import shutil
@@ -11,63 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
-from urllib.parse import unquote, urlsplit
 
+from index._util.addresses import ForbiddenAddress
 from index._util.imports import require
-from index.embedding.images import DEFAULT_LIMITS, ImageError, ImageLimits, read_file
+from index.embedding.images import DEFAULT_LIMITS, ImageError, ImageLimits
 from index.errors import LookalikeError
+from index.ingest.places import HTTP, OWN_FOLDER, AllowedPlaces, forbidden_place, local_path, url_scheme
 
 _T = TypeVar("_T")
-_HTTP = ("http", "https")
-_LOCAL = ("file", "local")
-_IMAGE_SCHEMES = (*_HTTP, "s3")
 _MODULES = {"s3": ["fsspec", "s3fs"], "http": ["fsspec", "aiohttp"], "https": ["fsspec", "aiohttp"]}
 _MAGIC = frozenset("*?[")
 _BLOCK_BYTES = 1 << 20
-
-
-def url_scheme(place: str) -> str:
-    """Returns `s3` for `s3://bucket/key`; empty for a path on this machine, also one given as `file://`."""
-    scheme, separator, _ = place.partition("://")
-    return scheme.lower() if separator and scheme.lower() not in _LOCAL else ""
-
-
-def local_path(place: str) -> Path:
-    """Returns the path of a place on this machine."""
-    scheme, separator, _ = place.partition("://")
-    return Path(unquote(urlsplit(place).path)) if separator and scheme.lower() in _LOCAL else Path(place)
-
-
-def file_name(place: str) -> str:
-    """Returns the file's name, without the query of a signed URL."""
-    path = urlsplit(place).path if url_scheme(place) in _HTTP else place
-    return path.rpartition("/")[2]
-
-
-def parent_folder(place: str) -> str:
-    """Returns the folder or remote prefix of a file."""
-    if not url_scheme(place):
-        return str(local_path(place).parent)
-    path = place.partition("?")[0].partition("#")[0] if url_scheme(place) in _HTTP else place
-    return path.rpartition("/")[0]
-
-
-def resolve_place(folder: str, value: str) -> str:
-    """Returns the place of `value` relative to a folder; raises ValueError for one that a table must not name."""
-    remote = url_scheme(folder)
-    if "://" in value:
-        named = url_scheme(value)
-        if remote and not named:
-            raise ValueError(f"{value!r} is a file of this machine, but its table is remote")
-        if "::" in value or (named and named not in (*_IMAGE_SCHEMES, remote)):
-            raise ValueError(f"{value!r} has an unknown scheme; use a path or {', '.join(_IMAGE_SCHEMES)}")
-        return value if named else str(local_path(value))
-    if not remote:
-        return str(local_path(folder) / value)
-    if value.startswith("//"):
-        return f"{remote}:{value}"
-    root = f"{remote}://{urlsplit(folder).netloc}" if value.startswith("/") else folder.rstrip("/")
-    return f"{root}/{value.lstrip('/')}"
 
 
 class RetrySettings(NamedTuple):
@@ -84,17 +35,18 @@ DEFAULT_RETRIES = RetrySettings()
 
 
 class FileReader:
-    """Reads local and remote files. Threads may share one."""
+    """Reads local and remote files: tables from anywhere, photos from allowed places. Threads may share one."""
 
-    def __init__(self, settings: RetrySettings = DEFAULT_RETRIES) -> None:
+    def __init__(self, allowed: AllowedPlaces = OWN_FOLDER, settings: RetrySettings = DEFAULT_RETRIES) -> None:
+        self._allowed = allowed
         self._settings = settings
-        self._filesystems: dict[str, Any] = {}
+        self._filesystems: dict[tuple[str, bool], Any] = {}
         self._lock = threading.Lock()
 
     def matching(self, place: str) -> list[str]:
         """Returns the files that a path, an address or a pattern matches, sorted; HTTP has no patterns."""
         scheme = url_scheme(place)
-        if scheme in _HTTP or (scheme and not _MAGIC & set(place)):
+        if scheme in HTTP or (scheme and not _MAGIC & set(place)):
             return [place]
         if scheme:
             try:
@@ -116,7 +68,7 @@ class FileReader:
         """Copies a remote file of any size to this machine."""
 
         def attempt() -> None:
-            with self._open(place) as file, target.open("wb") as out:
+            with self._open(self.filesystem(url_scheme(place)), place) as file, target.open("wb") as out:
                 shutil.copyfileobj(file, out, _BLOCK_BYTES)
 
         try:
@@ -126,10 +78,15 @@ class FileReader:
         except Exception as error:  # as in `matching`
             raise _table_error(place, error) from error
 
-    def read(self, place: str, limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
-        """Returns the bytes of an image; raises ImageError whatever fails, and never holds more than the limit."""
+    def read(self, place: str, folder: str, limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
+        """Returns the bytes of an image that a row of `folder` names; raises ImageError whatever fails.
+
+        It never holds more than the limit.
+        """
         if not url_scheme(place):
-            return read_file(local_path(place), limits)
+            return self._allowed.read_file(place, folder, limits)
+        if not self._allowed.permits(place, folder):
+            raise forbidden_place(place, folder)
         try:
             data = self._retry(place, lambda: self._read(place, limits.max_bytes))
         except LookalikeError:
@@ -144,7 +101,7 @@ class FileReader:
         seconds = 4 * self._settings.timeout
         deadline = time.monotonic() + seconds
         data = bytearray()
-        with self._open(place) as file:
+        with self._open(self.filesystem(url_scheme(place), checked=True), place) as file:
             while block := file.read(_BLOCK_BYTES):
                 data += block
                 if len(data) > limit:
@@ -156,33 +113,40 @@ class FileReader:
         return bytes(data)
 
     @contextmanager
-    def _open(self, place: str) -> Iterator[IO[bytes]]:
-        scheme = url_scheme(place)
+    def _open(self, files: Any, place: str) -> Iterator[IO[bytes]]:
         # One plain request over HTTP: with a given size and no blocks, fsspec does not request the size first.
-        options = {"block_size": 0, "size": 1} if scheme in _HTTP else {}
-        with self.filesystem(scheme).open(place, "rb", **options) as file:
+        options = {"block_size": 0, "size": 1} if url_scheme(place) in HTTP else {}
+        with files.open(place, "rb", **options) as file:
             yield file
 
-    def filesystem(self, scheme: str) -> Any:
-        """Returns the filesystem of a scheme; raises LookalikeError if its packages are missing."""
-        with self._lock:
-            if scheme not in self._filesystems:
-                self._filesystems[scheme] = self._connect(scheme)
-            return self._filesystems[scheme]
+    def filesystem(self, scheme: str, *, checked: bool = False) -> Any:
+        """Returns the filesystem of a scheme; raises LookalikeError if its packages are missing.
 
-    def _connect(self, scheme: str) -> Any:
+        With `checked`, an HTTP filesystem connects to allowed addresses only.
+        """
+        with self._lock:
+            key = (scheme, checked)
+            if key not in self._filesystems:
+                self._filesystems[key] = self._connect(scheme, checked)
+            return self._filesystems[key]
+
+    def _connect(self, scheme: str, checked: bool) -> Any:
         # A listing cached by an earlier job of this process would hide new tables.
         uncached = {"skip_instance_cache": True, "use_listings_cache": False}
         for module in _MODULES.get(scheme, ["fsspec"]):
             require(module, extra="remote")
         import fsspec
 
-        if scheme in _HTTP:
+        if scheme in HTTP:
             import aiohttp
+
+            from index.ingest.checked_http import CheckedHTTP
 
             seconds = self._settings.timeout
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=seconds, sock_read=seconds)
-            return fsspec.filesystem(scheme, client_kwargs={"timeout": timeout, "trust_env": True}, **uncached)
+            client = {"get_client": CheckedHTTP(self._allowed.addresses).session} if checked else {}
+            options = {"client_kwargs": {"timeout": timeout, "trust_env": True}, **client, **uncached}
+            return fsspec.filesystem(scheme, **options)
         try:
             return fsspec.filesystem(scheme, **uncached)
         except (ImportError, ValueError) as error:
@@ -190,7 +154,7 @@ class FileReader:
 
     def _retry(self, place: str, attempt: Callable[[], _T]) -> _T:
         """Repeats an attempt over HTTP after transient errors, with back-off; other filesystems retry on their own."""
-        for number in range(1, self._settings.attempts if url_scheme(place) in _HTTP else 1):
+        for number in range(1, self._settings.attempts if url_scheme(place) in HTTP else 1):
             try:
                 return attempt()
             except Exception as error:
@@ -207,11 +171,16 @@ def _is_transient(error: Exception) -> bool:
     status = getattr(error, "status", None)
     if isinstance(status, int) and status:
         return status >= 500 or status == 429
-    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | ValueError):
+    if isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | ValueError) or _is_forbidden(error):
         return False
     # By name: botocore is installed only for S3.
     botocore_types = {base.__name__ for base in type(error).__mro__} & {"HTTPClientError", "ConnectionError"}
     return isinstance(error, OSError) or bool(botocore_types) or type(error).__module__.startswith("aiohttp.")
+
+
+def _is_forbidden(error: Exception) -> bool:
+    """Returns whether a connection was not allowed; aiohttp raises an error of its own from it."""
+    return isinstance(error.__cause__, ForbiddenAddress)
 
 
 def _table_error(place: str, error: Exception) -> LookalikeError:
@@ -219,6 +188,9 @@ def _table_error(place: str, error: Exception) -> LookalikeError:
 
 
 def _image_error(place: str, error: Exception) -> ImageError:
+    if _is_forbidden(error):
+        problem = f"{place} leads to an address that is not public."
+        return ImageError("forbidden", problem, "Allow its host with --allow-address, or use another.")
     problem = f"Cannot read {place}: {_describe(error)}."
     if _is_transient(error):
         return ImageError("unreachable", problem, "Check the server, and run again.")

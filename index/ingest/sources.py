@@ -7,13 +7,25 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from index._util.validation import explain_errors
 from index.embedding.images import DEFAULT_LIMITS, ImageLimits
 from index.errors import LookalikeError
-from index.ingest.remote_files import FileReader, file_name, local_path, parent_folder, resolve_place, url_scheme
+from index.ingest.attribute_types import AttributeTypes
+from index.ingest.folders import ProductFolder, product_folders
+from index.ingest.places import (
+    OWN_FOLDER,
+    AllowedPlaces,
+    file_name,
+    local_path,
+    parent_folder,
+    resolve_place,
+    url_scheme,
+)
+from index.ingest.plugins import PLUGIN_TABLE, find_plugin
+from index.ingest.remote_files import FileReader
 from index.ingest.tables import Row, open_table, parse_cell, to_attribute
 from index.items import MAX_ID_LENGTH, Item
 
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".heif", ".gif", ".bmp"}
 _REQUIRED = ("item_id", "image")
 _FIELDS = (*_REQUIRED, "image_id", "title", "url")
 _MAX_REPORTED = 10
@@ -27,20 +39,29 @@ class SourceImage(NamedTuple):
     item: Item
     image_id: str
     place: str
+    folder: str
+    """The folder that it must be in, unless more is allowed."""
+
+
+class BadRow(NamedTuple):
+    """A row of a table, or a folder, that cannot be read; the others can."""
+
+    where: str
+    problem: str
+    item_id: str = ""
+    """Empty if the row does not name its item."""
 
 
 class SourceSummary(NamedTuple):
-    """The size of a source."""
+    """The size of a source, and what is wrong with it."""
 
     tables: int
     rows: int
     """Rows of the tables; a folder has none."""
     images: int
-
-
-class _BadRow(NamedTuple):
-    where: str
-    problem: str
+    bad_rows: int = 0
+    first_bad: tuple[BadRow, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class _Entry(NamedTuple):
@@ -64,7 +85,10 @@ class Source:
         columns: Mapping[str, str] = {},
         attributes: Sequence[str] | None = None,
         images: str | None = None,
+        fallback_images: str | None = None,
+        allowed: AllowedPlaces = OWN_FOLDER,
     ) -> None:
+        """Image paths are relative to `images`; default: the folder of their table, then `fallback_images`."""
         if unknown := sorted(set(columns) - set(_FIELDS)):
             raise LookalikeError(f"There is no field {unknown[0]!r} to map a column to.", f"Use {', '.join(_FIELDS)}.")
         self._addresses = [str(address) for address in addresses]
@@ -72,7 +96,9 @@ class Source:
         self._mapped = set(columns)
         self._attributes = None if attributes is None else frozenset(attributes)
         self._images = images
-        self._files = FileReader()
+        self._fallback_images = fallback_images
+        self.allowed = allowed
+        self._files = FileReader(allowed)
         self._copies: dict[str, Path] = {}
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
@@ -82,27 +108,39 @@ class Source:
         return ", ".join(self._addresses)
 
     def check(self) -> SourceSummary:
-        """Counts the images without opening them; raises LookalikeError with the first bad rows if there are any."""
-        tables = rows = images = 0
+        """Counts the images and the bad rows without opening an image; raises LookalikeError if no row is good."""
+        tables = rows = images = bad_rows = 0
         names: set[str] = set()
         schemes: set[str] = set()
-        bad: list[_BadRow] = []
-        for place in self._matching():
+        types = AttributeTypes()
+        first_bad: list[BadRow] = []
+        for place in self.places():
             is_table = not _is_folder(place)
             tables += is_table
             for entry in self._entries(place):
                 rows += is_table
-                if isinstance(entry, _BadRow):
-                    bad.append(entry)
-                    if len(bad) == _MAX_REPORTED:
-                        raise _rows_error(bad)
-                else:
-                    images += len(entry.images)
-                    names |= entry.names
-                    schemes |= {url_scheme(image.place) for image in entry.images}
-        if bad:
-            raise _rows_error(bad)
-        if not images:
+                if isinstance(entry, BadRow):
+                    bad_rows += 1
+                    first_bad += [entry] if bad_rows <= _MAX_REPORTED else []
+                    continue
+                images += len(entry.images)
+                names |= entry.names
+                types.add(entry.images[0].item.attributes if entry.images else {})
+                schemes |= {
+                    url_scheme(image.place)
+                    for image in entry.images
+                    if url_scheme(image.place) and self.allowed.permits(image.place, image.folder)
+                }
+        summary = SourceSummary(tables, rows, images, bad_rows, tuple(first_bad), types.warnings())
+        self._check_content(summary, names)
+        for scheme in sorted(schemes):
+            self._files.filesystem(scheme)
+        return summary
+
+    def _check_content(self, summary: SourceSummary, names: set[str]) -> None:
+        if not summary.images and summary.bad_rows:
+            raise rows_error(summary)
+        if not summary.images:
             raise LookalikeError(
                 f"{self.name} has no images.", "Give tables with rows, or a folder with one folder per item."
             )
@@ -111,47 +149,51 @@ class Source:
                 f"No row has an attribute {missing[0]!r}; there are {', '.join(sorted(names)) or 'none'}.",
                 "Correct the list of attributes to keep.",
             )
-        for scheme in sorted(schemes - {""}):
-            self._files.filesystem(scheme)
-        return SourceSummary(tables, rows, images)
 
     def __iter__(self) -> Iterator[SourceImage]:
-        for place in self._matching():
+        return (row for row in self.rows() if isinstance(row, SourceImage))
+
+    def rows(self) -> Iterator[SourceImage | BadRow]:
+        """Yields the images, and the rows that cannot be read."""
+        for place in self.places():
             for entry in self._entries(place):
-                if isinstance(entry, _BadRow):
-                    raise _rows_error([entry])
-                yield from entry.images
+                yield from [entry] if isinstance(entry, BadRow) else entry.images
 
-    def read(self, place: str, limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
+    def read(self, image: SourceImage, limits: ImageLimits = DEFAULT_LIMITS) -> bytes:
         """Returns the bytes of an image; raises ImageError. Threads may call it concurrently."""
-        return self._files.read(place, limits)
+        return self._files.read(image.place, image.folder, limits)
 
-    def _matching(self) -> Iterator[str]:
+    def places(self) -> Iterator[str]:
+        """Yields the tables, folders and plug-ins that the addresses name."""
         for address in self._addresses:
-            yield from self._files.matching(address)
+            yield from [address] if find_plugin(address) else self._files.matching(address)
 
-    def _entries(self, place: str) -> Iterator[_Entry | _BadRow]:
+    def _entries(self, place: str) -> Iterator[_Entry | BadRow]:
         if _is_folder(place):
-            yield from _folder_entries(local_path(place))
+            yield from self._folder_entries(local_path(place))
             return
-        table = open_table(self._local_copy(place), file_name(place), place)
+        plugin = find_plugin(place)
+        table = open_table(self._local_copy(place), PLUGIN_TABLE if plugin else file_name(place), place)
         if table.columns is not None:
             self._check_columns(place, table.columns)
         is_text = file_name(place).lower().removesuffix(".gz").endswith(".csv")
         for row in table.rows:
             try:
-                yield self._entry(row, self._images or parent_folder(place), is_text)
+                yield self._entry(row, self._images or ("." if plugin else parent_folder(place)), is_text)
             except ValueError as error:
-                yield _BadRow(f"{place}, {row.where}", _problem(error))
+                yield BadRow(
+                    f"{place}, {row.where}", _problem(error), _known_id(row.values.get(self._columns["item_id"]))
+                )
 
     def _local_copy(self, place: str) -> Path:
-        """Returns the path of a table on this machine, copied there the first time if it is remote."""
-        if not url_scheme(place):
+        """Returns the path of a table on this machine, written there the first time if it comes from elsewhere."""
+        plugin = find_plugin(place)
+        if not url_scheme(place) and not plugin:
             return local_path(place)
         if place not in self._copies:
             self._scratch = self._scratch or tempfile.TemporaryDirectory(prefix="lookalike-tables-")
             copy = Path(self._scratch.name) / str(len(self._copies))
-            self._files.copy(place, copy)
+            plugin.write(copy) if plugin else self._files.copy(place, copy)
             self._copies[place] = copy
         return self._copies[place]
 
@@ -187,39 +229,54 @@ class Source:
         )
         values, ids = _images(own["image"], own.get("image_id"))
         found = [
-            SourceImage(item, image_id, resolve_place(folder, value))
+            SourceImage(item, image_id, *self._locate(folder, value))
             for value, image_id in zip(values, ids, strict=True)
         ]
         return _Entry(frozenset(others), found)
+
+    def _locate(self, folder: str, value: str) -> tuple[str, str]:
+        """Returns the place of an image, and the folder that it must be in."""
+        place, fallback = resolve_place(folder, value), self._fallback_images
+        if fallback is None or url_scheme(place) or local_path(place).exists():
+            return place, folder
+        return resolve_place(fallback, value), fallback
+
+    def _folder_entries(self, root: Path) -> Iterator[_Entry | BadRow]:
+        # A folder that a link leads out of the root to becomes one reject.
+        for folder in product_folders(root, lambda path: self.allowed.permits(str(path), str(root))):
+            try:
+                yield _Entry(frozenset(), _folder_images(root, folder))
+            except (OSError, ValueError) as error:
+                yield BadRow(repr(str(folder.path)), _problem(error), _known_id(folder.id))
+
+
+def _folder_images(root: Path, folder: ProductFolder) -> list[SourceImage]:
+    if folder.error:
+        raise folder.error
+    item = Item(id=folder.id, title=folder.path.name)
+    return [SourceImage(item, _image_id(photo.name), str(photo), str(root)) for photo in folder.photos]
+
+
+def _known_id(value: Any) -> str:
+    """Returns the item id of a bad row as far as it can be read, or an empty text."""
+    return str(value)[:MAX_ID_LENGTH] if isinstance(value, str | int | float) and not isinstance(value, bool) else ""
 
 
 def _is_folder(place: str) -> bool:
     return not url_scheme(place) and local_path(place).is_dir()
 
 
-def _folder_entries(folder: Path) -> Iterator[_Entry | _BadRow]:
-    for within in sorted(path for path in folder.iterdir() if path.is_dir()):
-        photos = sorted(path for path in within.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
-        try:
-            item = Item(id=within.name, title=within.name)
-            images = [SourceImage(item, _image_id(photo.name), str(photo)) for photo in photos]
-        except ValueError as error:
-            yield _BadRow(repr(str(within)), _problem(error))
-        else:
-            yield _Entry(frozenset(), images)
-
-
-def _problem(error: ValueError) -> str:
+def _problem(error: Exception) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
-    fault = error.errors()[0]
-    return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+    return explain_errors(error.errors(), Item)[0]
 
 
-def _rows_error(bad: list[_BadRow]) -> LookalikeError:
-    problems = "; ".join(f"{where}: {problem}" for where, problem in bad)
-    rows = "row" if len(bad) == 1 else "rows"
-    more = f" (the first {_MAX_REPORTED})" if len(bad) == _MAX_REPORTED else ""
+def rows_error(summary: SourceSummary) -> LookalikeError:
+    """Returns an error with the first bad rows."""
+    problems = "; ".join(f"{bad.where}: {bad.problem}" for bad in summary.first_bad)
+    rows = "row" if summary.bad_rows == 1 else "rows"
+    more = f" (the first {_MAX_REPORTED} of {summary.bad_rows:,})" if summary.bad_rows > _MAX_REPORTED else ""
     return LookalikeError(f"{problems}{more}.", f"Correct the {rows}, or {_MAPPING}.")
 
 

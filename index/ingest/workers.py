@@ -25,6 +25,7 @@ from index.embedding.images import (
 )
 from index.gallery.types import NewImage
 from index.ingest.embedding_plan import KnownDigests, Outcome, Reject, Unchanged, is_unchanged
+from index.ingest.places import OWN_FOLDER, AllowedPlaces
 from index.ingest.remote_files import FileReader
 from index.ingest.sources import SourceImage
 
@@ -60,7 +61,14 @@ class LocalWorkers:
 
     ahead = 3
 
-    def __init__(self, bundle: Bundle, *, cores: int | None = None, max_decode_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        allowed: AllowedPlaces = OWN_FOLDER,
+        cores: int | None = None,
+        max_decode_bytes: int | None = None,
+    ) -> None:
         """Uses `cores` cores; default: all that the process may use.
 
         `max_decode_bytes` is the memory for decoding photos; default: half of the machine's, by the share of its cores.
@@ -70,7 +78,7 @@ class LocalWorkers:
         share = min(1.0, self._cores / usable)
         self._budget = ByteBudget(max_decode_bytes or int(default_decode_bytes() * share))
         self._bundle = bundle
-        self._files = FileReader()
+        self._files = FileReader(allowed)
         self._lock = Lock()
         self._loaded: Embedder | None = None
         self._decoders = ThreadPoolExecutor(self._cores + 1, "decode")
@@ -88,7 +96,7 @@ class LocalWorkers:
     def _decode(self, image: SourceImage, known: KnownDigests) -> _Decoded | Unchanged | Reject:
         rule = self._bundle.preprocessing
         try:
-            data = self._files.read(image.place, DEFAULT_LIMITS)
+            data = self._files.read(image.place, image.folder, DEFAULT_LIMITS)
             name = digest(data)
             if is_unchanged(image, name, known):
                 return Unchanged(image.image_id)
@@ -96,7 +104,7 @@ class LocalWorkers:
                 picture, part = decode_for_model(rule, data)
                 return _Decoded(image, name, rule.apply(picture, part), _thumbnail(picture))
         except ImageError as error:
-            return Reject(image.item.id, image.image_id, image.place, error.reason, str(error))
+            return Reject.of(image, error.reason, str(error))
 
     def _embed(self, decoding: list["Future[_Decoded | Unchanged | Reject]"]) -> list[Outcome]:
         results = [future.result() for future in decoding]
@@ -117,7 +125,7 @@ def _new_image(decoded: _Decoded, vector: NDArray[np.float32]) -> NewImage | Rej
         problem = (
             "The model returned no finite vector for this photo. Check the photo, or use a bundle of precision fp32."
         )
-        return Reject(image.item.id, image.image_id, image.place, "unreadable", problem)
+        return Reject.of(image, "unreadable", problem)
     return NewImage(image.image_id, decoded.digest, vector, decoded.thumbnail)
 
 

@@ -31,7 +31,7 @@ class Head(NamedTuple):
 
     revision: int
     forgotten: int
-    """Removals up to this revision are no longer listed: a follower that has seen less starts again."""
+    """Removals up to this revision are no longer listed: a follower that has seen less compares all images."""
     bundle: BundleRow | None
     previous: BundleRow | None
 
@@ -56,6 +56,8 @@ class Changes(NamedTuple):
     images: list[ImageRow]
     items: dict[int, Item]
     """By key: items that changed, and the items of `images`."""
+    is_last: bool = True
+    """Whether nothing happened after `revision`."""
 
 
 class ImageRecord(NamedTuple):
@@ -100,13 +102,17 @@ class StoreReader(Protocol):
 
     def bundles(self) -> list[BundleRow]: ...
 
-    def changes(self, bundle: int, since: int) -> Changes:
-        """Returns what a follower that has seen the revision `since` must apply."""
+    def changes(self, bundle: int, since: int, limit: int | None = None) -> Changes:
+        """Returns what a follower that has seen the revision `since` must apply.
+
+        With a `limit` it may return only the first revisions, with about so many changes. They are of the store as it
+        is now, so that only what is applied after the last of them is the state of one revision.
+        """
 
     def get_item(self, item_id: str) -> StoredItem | None: ...
 
     def items_after(self, item_id: str, count: int) -> list[Item]:
-        """Returns the next items in the order of their ids."""
+        """Returns the next items in the order of their ids; fewer if they are large, and none after the last."""
 
     def item_keys(self, item_ids: Sequence[str]) -> set[int]:
         """Returns the keys of those items that exist."""
@@ -120,14 +126,23 @@ class StoreReader(Protocol):
     def image_ids(self) -> Iterator[tuple[str, str]]:
         """Yields item and image id of every image, by item; only within `ItemStore.open_reader`."""
 
-    def images_without(self, bundle_id: str) -> int:
-        """Returns the number of images that have no vector of a bundle."""
+    def images_without(self, bundle_id: str, *, through: int | None = None) -> int:
+        """Returns the number of images that have no vector of a bundle, all or only those with keys up to `through`."""
+
+    def newest_image(self) -> int:
+        """Returns the key of the image that was stored last, 0 if there is none."""
 
     def thumbnail(self, digest: str) -> bytes | None: ...
 
     # Bulk reads for building an index; only within `ItemStore.open_reader`
 
     def image_count(self, bundle: int) -> int: ...
+
+    def image_keys(self, bundle: int) -> NDArray[np.int64]:
+        """Returns the keys of all images of a bundle."""
+
+    def image_ids_without(self, bundle_id: str) -> Iterator[tuple[str, str]]:
+        """Yields item and image id of the images that have no vector of a bundle."""
 
     def image_records(self, bundle: int) -> Iterator[ImageRecord]:
         """Yields every image of a bundle by key."""
@@ -161,6 +176,10 @@ class ItemStore(Protocol):
     @property
     def jobs(self) -> JobHistory: ...
 
+    @property
+    def is_read_only(self) -> bool:
+        """Whether nothing can be written where the store is."""
+
     def open_reader(self) -> AbstractContextManager[StoreReader]:
         """Opens a reader for a long read, all of one instant."""
 
@@ -171,10 +190,12 @@ class ItemStore(Protocol):
         *,
         expected: Mapping[str, int | None] = ...,
         without: Mapping[str, Iterable[str]] = ...,
+        activate_first: bool = True,
     ) -> int:
         """Stores items and images; other images of an item stay, except those that `without` names for it.
 
-        The first bundle of a gallery becomes the active one.
+        If no bundle is active, that of the images becomes it with `activate_first`. Raises LimitExceeded, and then
+        writes nothing, if an item would have too many images, or the gallery too many attributes.
         """
 
     def delete(self, item_ids: Iterable[str], *, expected: Mapping[str, int | None] = ...) -> int:
@@ -200,6 +221,21 @@ class ItemStore(Protocol):
 
     def problems(self) -> list[str]:
         """Returns what is wrong with the stored data itself; empty if nothing is."""
+
+    def lost_writes(self) -> list[str]:
+        """Returns the evidence that acknowledged writes were lost by damage of the disk."""
+
+    def check(self) -> None:
+        """Raises StoreError if what is open is no longer the gallery's store, because its files were replaced."""
+
+    def probe(self) -> None:
+        """Raises StoreError if the store cannot be read; cheap, and waits for no other call."""
+
+    def checkpoint(self, *, idle: bool) -> None:
+        """Reduces what a crash would have to recover; called again and again by a process that keeps running.
+
+        `idle` if nothing was written since the last call. Never delays a write or a read.
+        """
 
     def files(self, folder: Path) -> dict[str, Path]:
         """Writes a consistent copy into a folder, and returns name to path of every file that a snapshot needs."""

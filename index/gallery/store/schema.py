@@ -1,16 +1,14 @@
-"""The tables of the SQLite store, and how connections to it are set up."""
+"""The tables of the SQLite store."""
 
-import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from index.errors import LookalikeError
-from index.gallery.errors import StorageFull, StoreBusy, StoreError, StoreReadOnly
+from index.gallery.errors import RESTORE, StoreError
+from index.gallery.store.sqlite_connection import StoreConnection, is_read_only, transaction
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
-_PAGE_BYTES = 8192
+PAGE_BYTES = 8192
 """Seven vectors of 512 half-precision numbers fill such a page; SQLite's default would waste a quarter of each."""
 
 _TABLES = """
@@ -29,6 +27,8 @@ CREATE TABLE items (
     title TEXT NOT NULL, url TEXT NOT NULL, attributes TEXT NOT NULL, revision INTEGER NOT NULL
 );
 CREATE INDEX items_by_revision ON items (revision);
+-- The number of items that have each attribute, so that a write can check their limit without reading all items.
+CREATE TABLE attribute_names (name TEXT PRIMARY KEY, items INTEGER NOT NULL) WITHOUT ROWID;
 -- AUTOINCREMENT: a key that once named a vector in an index is never given to another image.
 CREATE TABLE images (
     key INTEGER PRIMARY KEY AUTOINCREMENT, item INTEGER NOT NULL REFERENCES items (key) ON DELETE CASCADE,
@@ -51,57 +51,46 @@ INSERT INTO counters VALUES ('revision', 0), ('forgotten', 0);
 """
 
 
-def store_error(path: Path, error: sqlite3.Error) -> StoreError:
-    """Returns the error of a failed write; SQLite has rolled it back."""
-    problem = f"Nothing was written to {path.name}: {error}."
-    name = getattr(error, "sqlite_errorname", "")
-    if name in ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE"):
-        return StorageFull(problem, "Free space on its disk, and write again.")
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return StoreBusy(problem, "Wait until the other writer has ended, and write again.")
-    if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_CANTOPEN")):
-        return StoreReadOnly(problem, "Make its folder writable, and write again.")
-    return StoreError(problem, "Check its disk, then run `lookalike gallery verify`.")
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    """Opens a connection that any thread may use, one at a time; the caller begins transactions."""
-    connection = sqlite3.connect(path, timeout=30, check_same_thread=False, isolation_level=None)
-    connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+def prepare(connection: StoreConnection) -> None:
+    """Creates the tables in a new file; refuses a file that is not a store of this schema version, and keeps it."""
+    version = _version(connection)
+    is_new = version == 0 and not _count_tables(connection)
+    if not is_new:
+        _check_version(connection.path, version)
+    if is_read_only(connection.path):
+        return
+    connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA foreign_keys = ON")
-    return connection
+    if is_new:
+        with transaction(connection):
+            _create_tables(connection)
 
 
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Runs a transaction. IMMEDIATE, so that two writers queue instead of failing half-way."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        # SQLite rolls back on its own when the disk is full.
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
+def _version(connection: StoreConnection) -> int:
+    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
+    return version
 
 
-def prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Creates the tables in a new file; refuses a file of another schema version."""
-    if connection.execute("PRAGMA user_version").fetchone()[0] == SCHEMA_VERSION:
-        return  # without waiting for a writer
-    with transaction(connection):
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version == 0:
-            # `executescript` would commit the open transaction, so the statements are run one by one.
-            lines = (line for line in _TABLES.splitlines() if not line.startswith("--"))
-            for statement in "\n".join(lines).split(";"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        elif version != SCHEMA_VERSION:
-            raise LookalikeError(
-                f"{path} has schema version {version}; this release reads version {SCHEMA_VERSION}.",
-                "Use the release that wrote it, or re-index into a new folder.",
-            )
+def _count_tables(connection: StoreConnection) -> int:
+    count: int = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    return count
+
+
+def _check_version(path: Path, version: int) -> None:
+    if version == 0:
+        raise StoreError(f"{path} is a database of another program.", RESTORE)
+    if version != SCHEMA_VERSION:
+        raise LookalikeError(
+            f"{path} has schema version {version}; this release reads version {SCHEMA_VERSION}.",
+            "Use the release that wrote it, or re-index into a new folder.",
+        )
+
+
+def _create_tables(connection: StoreConnection) -> None:
+    if _version(connection) != 0:
+        return  # another process was faster
+    # `executescript` would commit the open transaction, so the statements are run one by one.
+    lines = (line for line in _TABLES.splitlines() if not line.startswith("--"))
+    for statement in "\n".join(lines).split(";"):
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -5,16 +5,22 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from index.gallery.errors import RESTORE, StoreError
 from index.gallery.store.base import BundleRow, Changes, FullImageRow, Head, ImageRecord, ImageRow
-from index.gallery.store.schema import connect
+from index.gallery.store.sqlite_connection import StoreConnection, connect, read_stamp
 from index.gallery.types import Item, StoredImage, StoredItem
 
 _BATCH_ROWS = 2048
 """Rows of a large result that are in memory at a time."""
+_BLOCK_LENGTH = 4_000_000
+"""Length of the attributes that are read at a time: those of one item have up to a million characters."""
+
+_BUNDLE_KEY = "(SELECT key FROM bundles WHERE id = ?)"
 
 _MALFORMED = {
     "{} vectors are not of their bundle's dimension": (
@@ -45,9 +51,23 @@ class SQLiteReader:
     """One connection for reads; threads take turns."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._lock = threading.RLock()
-        self._db = connect(path)
-        self._watched = self._db.cursor()
+        self._openings = 0
+        self._open()
+
+    def _open(self) -> None:
+        self._connection = connect(self._path, "read")
+        self._openings += 1
+
+    @property
+    def _db(self) -> StoreConnection:
+        """The connection, with the lock held. A file that is read as it is was opened again if somebody wrote it."""
+        stamp = self._connection.stamp
+        if stamp is not None and not self._connection.in_transaction and stamp != read_stamp(self._path):
+            self._connection.close()
+            self._open()
+        return self._connection
 
     def close(self) -> None:
         with self._lock:
@@ -70,16 +90,23 @@ class SQLiteReader:
         with self._lock:
             return self._db.execute(query, values).fetchall()
 
-    def _number(self, query: str, *values: object) -> int:
+    def _one(self, query: str, *values: object) -> tuple[Any, ...]:
+        """Returns the only row."""
         with self._lock:
-            number: int = self._db.execute(query, values).fetchone()[0]
+            row: tuple[Any, ...] | None = self._db.execute(query, values).fetchone()
+        if row is None or None in row[:1]:
+            raise StoreError(f"{self._path.name} cannot be read: a row is missing.", RESTORE)
+        return row
+
+    def _number(self, query: str, *values: object) -> int:
+        number: int = self._one(query, *values)[0]
         return number
 
     def news(self) -> int:
         """Returns SQLite's data version, which changes whenever another connection has written."""
         with self._lock:
-            version: int = self._watched.execute("PRAGMA data_version").fetchone()[0]
-        return version
+            version: int = self._db.execute("PRAGMA data_version").fetchone()[0]
+            return self._openings << 32 | version
 
     def revision(self) -> int:
         return self._number("SELECT value FROM counters WHERE name = 'revision'")
@@ -93,7 +120,7 @@ class SQLiteReader:
             "(SELECT value FROM counters WHERE name = 'forgotten'), bundle, previous FROM active"
         )
         with self._lock:
-            revision, forgotten, bundle, previous = self._db.execute(query).fetchone()
+            revision, forgotten, bundle, previous = self._one(query)
             return Head(revision, forgotten, self._bundle("key", bundle), self._bundle("key", previous))
 
     def bundle(self, bundle_id: str) -> BundleRow | None:
@@ -109,30 +136,62 @@ class SQLiteReader:
             row = self._db.execute(query, (value,)).fetchone()
         return BundleRow(*row) if row else None
 
-    def changes(self, bundle: int, since: int) -> Changes:
-        new = "vectors.bundle = ? AND vectors.revision > ?"
-        images = (
-            "SELECT images.key, item, images.id, digest, vector FROM vectors JOIN images ON image = images.key "
-            f"WHERE {new} ORDER BY images.key"
-        )
-        items = (
-            "SELECT key, id, title, url, attributes FROM items WHERE revision > ? UNION "
-            "SELECT items.key, items.id, title, url, attributes FROM vectors JOIN images ON image = images.key "
-            f"JOIN items ON item = items.key WHERE {new}"
-        )
+    def changes(self, bundle: int, since: int, limit: int | None = None) -> Changes:
         with self.instant():
-            return Changes(
-                self.revision(),
-                self._number("SELECT value FROM counters WHERE name = 'forgotten'"),
-                [key for (key,) in self._db.execute("SELECT image FROM removed WHERE revision > ?", (since,))],
-                [ImageRow(*row) for row in self._db.execute(images, (bundle, since))],
-                {key: _parse_item(*row) for key, *row in self._db.execute(items, (since, bundle, since))},
+            revision = self.revision()
+            until = self._revision_after(bundle, since, limit) if limit else revision
+            new = "vectors.bundle = ? AND vectors.revision > ? AND vectors.revision <= ?"
+            images = (
+                "SELECT images.key, item, images.id, digest, vector FROM vectors JOIN images ON image = images.key "
+                f"WHERE {new} ORDER BY images.key"
             )
+            items = (
+                "SELECT key, id, title, url, attributes FROM items WHERE revision > ? AND revision <= ? UNION "
+                "SELECT items.key, items.id, title, url, attributes FROM vectors JOIN images ON image = images.key "
+                f"JOIN items ON item = items.key WHERE {new}"
+            )
+            removed = "SELECT image FROM removed WHERE revision > ? AND revision <= ?"
+            span = since, until
+            return Changes(
+                until,
+                self._number("SELECT value FROM counters WHERE name = 'forgotten'"),
+                [key for (key,) in self._db.execute(removed, span)],
+                self._check_vectors(bundle, [ImageRow(*row) for row in self._db.execute(images, (bundle, *span))]),
+                {key: _parse_item(*row) for key, *row in self._db.execute(items, (*span, bundle, *span))},
+                is_last=until == revision,
+            )
+
+    def _check_vectors(self, bundle: int, rows: list[ImageRow]) -> list[ImageRow]:
+        size = 2 * self._number("SELECT dimension FROM bundles WHERE key = ?", bundle) if rows else 0
+        if any(type(row.vector) is not bytes or len(row.vector) != size for row in rows):
+            raise StoreError(f"{self._path.name} cannot be read: a vector has a wrong length.", RESTORE)
+        return rows
+
+    def _revision_after(self, bundle: int, since: int, limit: int) -> int:
+        """Returns the revision by which the first `limit` changes have happened; the newest one if there are fewer."""
+        tables = "vectors WHERE bundle = ?1 AND", "items WHERE", "removed WHERE"
+        reached = ", ".join(
+            f"coalesce((SELECT revision FROM {table} revision > ?2 ORDER BY revision LIMIT 1 OFFSET ?3), newest)"
+            for table in tables
+        )
+        newest = "(SELECT value AS newest FROM counters WHERE name = 'revision')"
+        return self._number(f"SELECT min({reached}) FROM {newest}", bundle, since, limit - 1)
 
     # Bulk reads, within one instant
 
     def image_count(self, bundle: int) -> int:
         return self._number("SELECT count(*) FROM vectors WHERE bundle = ?", bundle)
+
+    def image_keys(self, bundle: int) -> NDArray[np.int64]:
+        rows = self._db.execute("SELECT image FROM vectors WHERE bundle = ?", (bundle,))
+        return np.fromiter((key for (key,) in rows), np.int64)
+
+    def image_ids_without(self, bundle_id: str) -> Iterator[tuple[str, str]]:
+        query = (
+            "SELECT items.id, images.id FROM images JOIN items ON item = items.key WHERE NOT EXISTS "
+            f"(SELECT 1 FROM vectors WHERE bundle = {_BUNDLE_KEY} AND image = images.key) ORDER BY images.key"
+        )
+        yield from self._db.execute(query, (bundle_id,))
 
     def image_records(self, bundle: int) -> Iterator[ImageRecord]:
         query = (
@@ -157,6 +216,8 @@ class SQLiteReader:
         rows, start = self._db.execute(query, (bundle, since)), 0
         while batch := rows.fetchmany(_BATCH_ROWS):
             joined = np.frombuffer(b"".join(vector for (vector,) in batch), "<f2")
+            if joined.size != out[start : start + len(batch)].size:
+                raise StoreError(f"{self._path.name} cannot be read: its tables do not fit together.", RESTORE)
             out[start : start + len(batch)] = joined.reshape(len(batch), out.shape[1])
             start += len(batch)
 
@@ -174,8 +235,15 @@ class SQLiteReader:
 
     def items_after(self, item_id: str, count: int) -> list[Item]:
         query = "SELECT id, title, url, attributes FROM items WHERE id > ? ORDER BY id LIMIT ?"
+        items: list[Item] = []
+        size = 0
         with self._lock:
-            return [_parse_item(*row) for row in self._db.execute(query, (item_id, count))]
+            for row in self._db.execute(query, (item_id, count)):
+                items.append(_parse_item(*row))
+                size += len(row[-1])
+                if size > _BLOCK_LENGTH:
+                    break
+        return items
 
     def item_keys(self, item_ids: Sequence[str]) -> set[int]:
         with self._lock:
@@ -197,7 +265,7 @@ class SQLiteReader:
     def digests(self, item_ids: Iterable[str], bundle_id: str) -> dict[tuple[str, str], str]:
         query = (
             "SELECT images.id, digest FROM items JOIN images ON item = items.key JOIN vectors ON image = images.key "
-            "WHERE items.id = ? AND bundle = (SELECT key FROM bundles WHERE id = ?) ORDER BY images.key"
+            f"WHERE items.id = ? AND bundle = {_BUNDLE_KEY} ORDER BY images.key"
         )
         with self._lock:
             return {
@@ -210,9 +278,15 @@ class SQLiteReader:
         query = "SELECT items.id, images.id FROM items JOIN images ON item = items.key ORDER BY items.id, images.id"
         yield from self._db.execute(query)
 
-    def images_without(self, bundle_id: str) -> int:
-        with_one = "SELECT count(*) FROM vectors WHERE bundle = (SELECT key FROM bundles WHERE id = ?)"
-        return self._number(f"SELECT (SELECT count(*) FROM images) - ({with_one})", bundle_id)
+    def images_without(self, bundle_id: str, *, through: int | None = None) -> int:
+        images, vectors = "SELECT count(*) FROM images", f"SELECT count(*) FROM vectors WHERE bundle = {_BUNDLE_KEY}"
+        if through is None:
+            return self._number(f"SELECT ({images}) - ({vectors})", bundle_id)
+        query = f"SELECT ({images} WHERE key <= ?) - ({vectors} AND image <= ?)"
+        return self._number(query, through, bundle_id, through)
+
+    def newest_image(self) -> int:
+        return self._number("SELECT coalesce(max(key), 0) FROM images")
 
     def thumbnail(self, digest: str) -> bytes | None:
         with self._lock:
@@ -247,4 +321,7 @@ class SQLiteReader:
 
 def _parse_item(item_id: str, title: str, url: str, attributes: str) -> Item:
     """Returns an item without validating it again: it was validated when it was stored."""
-    return Item.model_construct(id=item_id, title=title, url=url, attributes=json.loads(attributes))
+    try:
+        return Item.model_construct(id=item_id, title=title, url=url, attributes=json.loads(attributes))
+    except (ValueError, TypeError):
+        raise StoreError(f"The store is damaged: the attributes of {item_id!r} are not JSON.", RESTORE) from None

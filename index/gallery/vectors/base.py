@@ -4,7 +4,7 @@ An index may be behind the store, never wrong: the gallery searches what changed
 what was removed or replaced. So a write is visible to the next search, whatever the engine's own consistency.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -29,7 +29,10 @@ class Segment(HitRecords, Protocol):
         """The number of images that a search may return."""
 
     def search(self, queries: Queries, count: int, *, filtered: bool) -> Results:
-        """Returns the nearest positions of each query; `filtered` if a user's filter restricts the segment."""
+        """Returns the nearest positions of each query, padded only if the segment has fewer.
+
+        They may be approximate. `filtered` if a user's filter restricts the segment.
+        """
 
     def keys(self, positions: Positions) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the store's keys of the images and of their items."""
@@ -63,7 +66,13 @@ class BuiltIndex(Protocol):
     def segment(self, filter: Filter | None) -> Segment:
         """Returns the images whose items match a filter."""
 
-    def facets(self, count: int) -> list[Facet]: ...
+    def facets(
+        self, count: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""
+    ) -> Iterator[Facet]:
+        """Yields the attributes of these names or, without any, those that most items have, at most MAX_FACETS.
+
+        Counts the items that match a filter, and of their values those that contain a text in any case.
+        """
 
     def is_due(self, pending: int) -> bool:
         """Whether a compaction pays off, with so many pending changes."""
@@ -95,6 +104,9 @@ class VectorIndex(Protocol):
 
     def is_building(self) -> bool:
         """Whether some process is building."""
+
+    def newest_revision(self) -> int:
+        """Returns the highest revision of all that was built, also of what the store does not name; 0 without any."""
 
     def clean(self) -> None:
         """Removes what no bundle of the store uses any more."""

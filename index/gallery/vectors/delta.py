@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.gallery.store.base import ImageRow
-from index.gallery.types import StoredImage
 from index.gallery.vectors.faiss.searcher import EXACT, AllowList, Searcher, exact_index
 
 
@@ -20,7 +19,7 @@ class Block:
         self,
         keys: NDArray[np.int64],
         items: NDArray[np.int64],
-        images: list[StoredImage],
+        images: list[tuple[str, str]],
         vectors: NDArray[np.float16],
         alive: NDArray[np.bool_] | None = None,
         searcher: Searcher | None = None,
@@ -29,6 +28,7 @@ class Block:
         self.items = items
         """The key of each image's item."""
         self.images = images
+        """The id and the digest of each image: tuples, which the garbage collector need not visit."""
         self.vectors = vectors
         self.alive = np.ones(len(keys), np.bool_) if alive is None else alive
         self.searcher = searcher or Searcher(exact_index(vectors), EXACT)
@@ -40,7 +40,7 @@ class Block:
         return cls(
             np.array([row.key for row in rows], np.int64),
             np.array([row.item for row in rows], np.int64),
-            [StoredImage.model_construct(id=row.id, digest=row.digest) for row in rows],
+            [(row.id, row.digest) for row in rows],
             vectors,
         )
 

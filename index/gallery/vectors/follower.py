@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from index.gallery.errors import BundleMismatch, IndexDamaged
+from index.gallery.errors import BundleMismatch, IndexDamaged, StoreError
 from index.gallery.settings import GallerySettings
 from index.gallery.store.base import BundleRow, ItemStore, StoreReader
 from index.gallery.vectors.base import BuiltIndex, VectorIndex
@@ -40,10 +40,7 @@ class Follower:
             return self._view
         with self._lock:
             bundle = self._store.watch.bundle(self._view.bundle.id) or self._view.bundle
-            followed = self._catch_up(self._view) if self._is_same(bundle) else None
-            while followed is None:
-                followed = self._catch_up(self._start(bundle))
-            self._view = followed
+            self._view = self._catch_up(self._view if self._is_same(bundle) else self._start(bundle))
             if bundle.index_name not in (None, self._view.index.name, self._damaged):
                 self._open_in_background(bundle)
             self._news = news
@@ -54,10 +51,16 @@ class Follower:
         view = self._view
         return bundle.key == view.bundle.key and (bundle.index_name is not None or view.index.name is None)
 
-    def _catch_up(self, view: View) -> View | None:
-        """Returns the view after all changes; None if it is too old: some removals are no longer listed."""
-        changes = self._store.watch.changes(view.bundle.key, view.revision)
-        return None if view.revision < changes.forgotten else view.apply(changes)
+    def _catch_up(self, view: View) -> View:
+        """Returns the view after all changes, which are read in batches."""
+        while True:
+            changes = self._store.watch.changes(view.bundle.key, view.revision, self._settings.follow_batch)
+            if view.revision < changes.forgotten:
+                with self._store.open_reader() as reader:  # more is read, which must be of one instant
+                    return view.catch_up(reader)
+            view = view.apply(changes)
+            if changes.is_last:  # only this view is of one instant
+                return view
 
     def _start(self, bundle: BundleRow) -> View:
         """Starts from the built index or, without one, from the store itself: slower to start, but exact."""
@@ -75,13 +78,7 @@ class Follower:
             return self._view_of(bundle, self._index.load(reader, bundle))
 
     def _open(self, bundle: BundleRow) -> View:
-        built = self._index.open(bundle)
-        if built.revision < self._store.watch.head().forgotten:
-            raise IndexDamaged(
-                f"The index {built.name} is older than the store's list of removals.",
-                "Rebuild it: lookalike gallery compact.",
-            )
-        return self._view_of(bundle, built)
+        return self._view_of(bundle, self._index.open(bundle))
 
     def _view_of(self, bundle: BundleRow, built: BuiltIndex) -> View:
         return View(bundle, built, built.revision, self._settings)
@@ -102,12 +99,13 @@ class Follower:
             view = self._open(bundle)
             with self._lock:
                 if bundle.key == self._view.bundle.key:  # else it was dropped and indexed again
-                    # If it is too old already, the next search finds a newer one to open.
-                    self._view = self._catch_up(view) or self._view
+                    self._view = self._catch_up(view)
         except IndexDamaged as error:
             current = self._store.read.bundle(bundle.id)
             if current and current.index_name == bundle.index_name:
                 self._report_damage(bundle, error)
+        except StoreError as error:
+            log.error("the index %s could not be opened: %s", bundle.index_name, error)
         finally:
             self._opening = None
             self._news = -1  # so that the next search checks again

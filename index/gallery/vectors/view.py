@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from sys import getsizeof
 
 import numpy as np
 from numpy.typing import NDArray
 
 from index.gallery.filters import Filter
 from index.gallery.settings import GallerySettings
-from index.gallery.store.base import BundleRow, Changes
+from index.gallery.store.base import BundleRow, Changes, StoreReader
 from index.gallery.types import Item, StoredImage
 from index.gallery.vectors.base import BuiltIndex, Positions, Queries, Results, Segment
 from index.gallery.vectors.delta import Block, apply_changes
@@ -35,13 +36,20 @@ class BlockSegment:
         return self._items[int(self._block.items[position])]
 
     def image(self, position: int) -> StoredImage:
-        return self._block.images[position]
+        name, digest = self._block.images[position]
+        return StoredImage.model_construct(id=name, digest=digest)
 
     def positions(self) -> Positions:
         return np.arange(len(self._block)) if self._selection is None else np.flatnonzero(self._selection.mask)
 
     def vectors(self, positions: Positions) -> NDArray[np.float16]:
         return self._block.vectors[positions]
+
+
+def _memory_of(item: Item) -> int:
+    """Returns the memory of an item's texts; all other parts are small."""
+    texts = (item.title, item.url, *item.attributes, *item.attributes.values())
+    return sum(map(getsizeof, texts))
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,8 @@ class View:
     blocks: tuple[Block, ...] = ()
     items: Mapping[int, Item] = field(default_factory=dict)
     """By key: the items of the delta's images."""
+    changed_bytes: int = 0
+    """The memory that the items took which were added or changed since the index was built."""
     _segments: dict[Filter | None, list[Segment]] = field(default_factory=dict)
     """A cache; everything else never changes."""
 
@@ -75,8 +85,21 @@ class View:
             revision=changes.revision,
             blocks=blocks,
             items=items,
+            changed_bytes=self.changed_bytes + sum(map(_memory_of, changes.items.values())),
             _segments={},
         )
+
+    def catch_up(self, reader: StoreReader) -> "View":
+        """Returns the view as of the instant of a reader of `ItemStore.open_reader`.
+
+        Where some removals are no longer listed, the images that are gone are found by comparing all of them.
+        """
+        changes = reader.changes(self.bundle.key, self.revision)
+        if self.revision < changes.forgotten:
+            keys = [segment.keys(segment.positions())[0] for segment in self.segments(None)]
+            gone = np.setdiff1d(np.concatenate([*keys, np.empty(0, np.int64)]), reader.image_keys(self.bundle.key))
+            changes = changes._replace(removed=gone.tolist())
+        return self.apply(changes)
 
     @cached_property
     def pending(self) -> int:
@@ -86,7 +109,7 @@ class View:
     @cached_property
     def is_compaction_due(self) -> bool:
         is_lost = self.index.name is None and self.bundle.index_name is not None
-        return is_lost or self.index.is_due(self.pending)
+        return is_lost or self.changed_bytes > self.settings.max_delta_bytes or self.index.is_due(self.pending)
 
     @cached_property
     def has_several_images(self) -> bool:
@@ -99,6 +122,8 @@ class View:
         if found is None:
             candidates = [self.index.segment(filter), *(self._block_segment(block, filter) for block in self.blocks)]
             found = [segment for segment in candidates if segment.count]
+            if filter and filter.length > self.settings.cached_length:
+                return found
             # A copy of the keys: other threads add to the cache concurrently.
             for oldest in list(self._segments)[: 1 - self.settings.cached_filters]:
                 self._segments.pop(oldest, None)

@@ -7,9 +7,8 @@ codes, and a condition is a lookup table of booleans, indexed by code.
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +16,11 @@ from numpy.typing import NDArray
 from index.gallery.filters import AnyOf, Condition, Exists, Filter, Range, ValueType, plain_number
 from index.gallery.types import Attribute, Facet
 from index.gallery.vectors.faiss.arrays import Arrays, Texts, pack_texts
+from index.items import MAX_FACETS
 
 Mask = NDArray[np.bool_]
 
+_ALIGNMENT = 8
 _SPARSE_BELOW = 0.25
 """The share of rows below which a column stores the numbers of the rows that have the attribute.
 
@@ -35,8 +36,8 @@ class _ColumnBuilder:
         self.codes = array("i")
         self.seen: dict[object, int] = {}
 
-    def finish(self, count: int) -> dict[str, NDArray[Any]]:
-        """Returns the arrays of the column, with codes in the order of the sorted values."""
+    def finish(self, count: int) -> tuple[list[int], list[NDArray[Any]]]:
+        """Returns the column's entry without its start, and its arrays; codes are in the order of the values."""
         numbers: list[Any] = sorted(value for value in self.seen if isinstance(value, int | float))
         texts = sorted(value for value in self.seen if isinstance(value, str))
         ordered = [*numbers, *texts, *_BOOLEANS]
@@ -46,18 +47,15 @@ class _ColumnBuilder:
         renumbered[provisional] = np.arange(len(ordered))
         codes = renumbered[np.frombuffer(self.codes, np.int32)]
         rows = np.frombuffer(self.rows, np.int32)
+        holders = len(rows)
+        if holders >= _SPARSE_BELOW * count:
+            dense = np.full(count, -1, codes.dtype)
+            dense[rows] = codes
+            codes, rows = dense, rows[:0]
         offsets, blob = pack_texts(texts)
         # Adding zero turns -0.0 into 0.0.
-        packed: dict[str, NDArray[Any]] = {
-            "numbers": np.array(numbers, np.float64) + 0.0,
-            "offsets": offsets,
-            "blob": blob,
-        }
-        if len(rows) < _SPARSE_BELOW * count:
-            return {**packed, "rows": rows, "codes": codes}
-        dense = np.full(count, -1, codes.dtype)
-        dense[rows] = codes
-        return {**packed, "codes": dense}
+        arrays: list[NDArray[Any]] = [np.array(numbers, np.float64) + 0.0, offsets, rows, codes, blob]
+        return [len(numbers), len(texts), holders, len(rows), codes.itemsize], arrays
 
 
 _BOOLEANS = ((False,), (True,))
@@ -79,22 +77,53 @@ def encode_columns(rows: Iterable[Mapping[str, Attribute]]) -> dict[str, NDArray
         count += 1
     names = sorted(builders)
     offsets, blob = pack_texts(names)
-    arrays = {"column/count": np.array([count]), "column/names/offsets": offsets, "column/names/blob": blob}
-    for number, name in enumerate(names):
+    # One array for all columns: thousands of small ones would take far more memory than their content.
+    entries, data = [], bytearray()
+    for name in names:
+        data += bytes(-len(data) % _ALIGNMENT)
         # Popped to free the memory of one builder before the next one is finished.
-        for part, values in builders.pop(name).finish(count).items():
-            arrays[f"column/{number}/{part}"] = values
-    return arrays
+        entry, arrays = builders.pop(name).finish(count)
+        entries.append([len(data), *entry])
+        for values in arrays:
+            data += values.astype(values.dtype.newbyteorder("<"), copy=False).data
+    return {
+        "column/count": np.array([count]),
+        "column/names/offsets": offsets,
+        "column/names/blob": blob,
+        "column/entries": np.array(entries, np.int64).reshape(len(names), len(_Entry._fields)),
+        "column/data": np.frombuffer(data, np.uint8),
+    }
+
+
+class _Entry(NamedTuple):
+    """What the arrays of one column are; they follow each other in the order of their alignment."""
+
+    start: int
+    numbers: int
+    texts: int
+    holders: int
+    """The number of rows that have the attribute."""
+    rows: int
+    """The length of the list of these rows; 0 if there is a code for every row."""
+    code_bytes: int
 
 
 class _Column:
     """One attribute; `rows` lists the rows that have it, or is None if `codes` has -1 for the rows without it."""
 
-    def __init__(self, arrays: Arrays, prefix: str) -> None:
-        self.numbers = arrays[f"{prefix}/numbers"]
-        self.texts = Texts(arrays[f"{prefix}/offsets"], arrays[f"{prefix}/blob"])
-        self.codes = arrays[f"{prefix}/codes"]
-        self.rows = arrays.get(f"{prefix}/rows")
+    def __init__(self, data: NDArray[np.uint8], entry: _Entry, count: int) -> None:
+        end = entry.start
+
+        def take(dtype: str, length: int) -> NDArray[Any]:
+            nonlocal end
+            start, end = end, end + length * np.dtype(dtype).itemsize
+            return data[start:end].view(dtype)
+
+        self.numbers = take("<f8", entry.numbers)
+        offsets = take("<i8", entry.texts + 1)
+        self.rows = take("<i4", entry.rows) if entry.rows else None
+        self.codes = take(f"<i{entry.code_bytes}", entry.rows or count)
+        self.texts = Texts(offsets, take("|u1", int(offsets[-1])))
         self.size = len(self.numbers) + len(self.texts) + len(_BOOLEANS)
 
     def value(self, code: int) -> Attribute:
@@ -137,17 +166,17 @@ class _Column:
         mask[self.rows] = table.take(self.codes)
         return mask
 
-    def counts(self, allowed: Mask | None) -> NDArray[np.int64]:
-        """Returns the number of rows per code."""
+    def facet(self, name: str, limit: int, rows: Mask | None, contains: str) -> Facet:
         codes = self.codes
-        if allowed is not None:
-            codes = codes[allowed if self.rows is None else allowed[self.rows]]
+        if rows is not None:
+            codes = codes[rows if self.rows is None else rows[self.rows]]
         # The first element counts the rows without the attribute.
-        return np.bincount(codes.astype(np.int64) + 1, minlength=self.size + 1)[1:]
-
-    def facet(self, name: str, limit: int, allowed: Mask | None) -> Facet:
-        counts = self.counts(allowed)
+        counts = np.bincount(codes.astype(np.int64) + 1, minlength=self.size + 1)[1:]
         found = np.flatnonzero(counts)
+        if contains:
+            wanted = contains.casefold()
+            matching = (code for code in found.tolist() if wanted in str(self.value(code)).casefold())
+            found = np.fromiter(matching, np.int64)
         # Sorts by descending count, then by code; all keys differ, so the order is deterministic.
         keys = found - counts[found] * self.size
         chosen = np.argpartition(keys, limit)[:limit] if limit < len(keys) else np.arange(len(keys))
@@ -166,41 +195,49 @@ class Columns:
     """Reads the columns of `encode_columns`, from memory or from a mapped file of arrays."""
 
     def __init__(self, arrays: Arrays) -> None:
-        self._arrays = arrays
         self._count = int(arrays["column/count"][0])
+        self._data = arrays["column/data"]
+        self._entries = arrays["column/entries"]
+        self.names: Sequence[str] = Texts(arrays["column/names/offsets"], arrays["column/names/blob"])
+        """The attributes that at least one row has, sorted."""
 
     def __len__(self) -> int:
         return self._count
 
-    @cached_property
-    def _numbers(self) -> dict[str, int]:
-        texts = Texts(self._arrays["column/names/offsets"], self._arrays["column/names/blob"])
-        return {name: number for number, name in enumerate(texts)}
+    def _number(self, name: str) -> int | None:
+        """Returns the number of an attribute's column; None if no row has it."""
+        number = bisect_left(self.names, name)
+        return number if number < len(self.names) and self.names[number] == name else None
 
-    @property
-    def names(self) -> list[str]:
-        """The attributes that at least one row has, sorted."""
-        return list(self._numbers)
-
-    def _column(self, name: str) -> _Column:
-        return _Column(self._arrays, f"column/{self._numbers[name]}")
+    def _column(self, number: int) -> _Column:
+        return _Column(self._data, _Entry(*self._entries[number].tolist()), self._count)
 
     def mask(self, filter: Filter) -> Mask:
         """Returns for each row whether it matches the filter; equals `filter.matches` of the row."""
         mask = np.ones(len(self), np.bool_)
         for name, condition in filter.conditions:
-            if name in self._numbers:
-                mask &= self._column(name).mask(condition, len(self))
+            number = self._number(name)
+            if number is not None:
+                mask &= self._column(number).mask(condition, len(self))
             elif not condition.matches(None):
                 mask[:] = False
         for negated in filter.negated:
             mask &= ~self.mask(negated)
         return mask
 
-    def facets(self, limit: int, allowed: Mask | None = None) -> list[Facet]:
-        """Returns for every attribute its `limit` most frequent values, among the allowed rows or all rows.
+    def facets(
+        self, limit: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""
+    ) -> Iterator[Facet]:
+        """Yields some attributes, each with its `limit` most frequent values.
 
-        Attributes that none of these rows has are left out.
+        By default those that most rows have, at most MAX_FACETS; of `names` those that exist. Counts the rows that
+        match the filter, and of their values those that contain a text in any case.
         """
-        facets = (self._column(name).facet(name, limit, allowed) for name in self.names)
-        return [facet for facet in facets if facet.distinct]
+        rows = self.mask(filter) if filter is not None else None
+        if names:
+            numbers = [number for name in names if (number := self._number(name)) is not None]
+        else:
+            holders = self._entries[:, _Entry._fields.index("holders")]
+            numbers = np.argsort(-holders, kind="stable")[:MAX_FACETS].tolist()
+        for number in numbers:
+            yield self._column(number).facet(self.names[number], limit, rows, contains)

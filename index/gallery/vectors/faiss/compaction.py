@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from index._util.files import temporary_sibling
+from index._util.files import temporary_file
 from index.gallery.errors import IndexDamaged
 from index.gallery.store.base import BundleRow, ItemStore
 from index.gallery.types import Progress
@@ -47,8 +47,7 @@ def build_generation(
 
     Returns its name, that of the last one when nothing changed, or None for a bundle without images.
     """
-    scratch = temporary_sibling(root / "vectors")
-    try:
+    with temporary_file(root / "vectors") as scratch:
         with store.open_reader() as reader:
             bundle = reader.bundle(bundle.id) or bundle
             last = None if rebuild else _open_last(root, bundle)
@@ -63,8 +62,6 @@ def build_generation(
         name = None
         if len(records.keys):
             name = _write(root, bundle, records, base, fresh, vectors, settings, on_progress)
-    finally:
-        scratch.unlink(missing_ok=True)
     if len(records.keys) and name is None:
         # Until that is done, searches continue with the last generation and its delta.
         return build_generation(root, store, bundle, settings, True, on_progress)

@@ -5,7 +5,6 @@ position. It is written under a temporary name, fsynced and renamed before the s
 """
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
@@ -16,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from index._util.files import atomic_write_text, chunked_digest, fsync_directory, temporary_sibling
+from index._util.files import atomic_write_text, chunked_digest, fsync_directory, temporary_directory
 from index._util.models import Frozen
-from index.gallery.errors import IndexDamaged
+from index.gallery.errors import RESTORE, IndexDamaged, StoreError
 from index.gallery.store.base import BundleRow, StoreReader
 from index.gallery.types import Item, StoredImage
 from index.gallery.vectors.faiss.arrays import ArraysError, Texts, open_arrays, pack_texts, write_arrays
@@ -43,7 +42,7 @@ DEAD = -1
 class Manifest(Frozen):
     """`manifest.json`: what the other files of a generation hold."""
 
-    schema_version: Literal[4] = 4
+    schema_version: Literal[5] = 5
     name: str
     bundle_id: str
     revision: int = Field(description="the store's revision that it reflects")
@@ -89,10 +88,17 @@ def read_records(reader: StoreReader, bundle: int) -> Records:
         revisions=np.array([row.revision for row in rows], np.int64),
         owners=np.searchsorted(keys, np.array([row.item for row in rows], np.int64)).astype(np.int32),
         image_ids=[row.id for row in rows],
-        digests=np.frombuffer(bytes.fromhex("".join(row.digest for row in rows)), np.uint8).reshape(-1, 32),
+        digests=_parse_digests([row.digest for row in rows]),
         item_keys=keys,
         items={"items/offsets": offsets, "items/blob": blob, **encode_columns(attributes)},
     )
+
+
+def _parse_digests(digests: list[str]) -> NDArray[np.uint8]:
+    try:
+        return np.frombuffer(bytes.fromhex("".join(digests)), np.uint8).reshape(len(digests), 32)
+    except (ValueError, TypeError):
+        raise StoreError("The store is damaged: the digest of an image is invalid.", RESTORE) from None
 
 
 def pack(records: Records, keys: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
@@ -211,9 +217,7 @@ def write_generation(
     arrays: dict[str, NDArray[Any]],
 ) -> None:
     """Writes a new generation atomically."""
-    temporary = temporary_sibling(directory)
-    temporary.mkdir(parents=True)
-    try:
+    with temporary_directory(directory) as temporary:
         write_index(index, temporary / INDEX_FILE)
         write_arrays(temporary / RECORDS_FILE, arrays)
         dead = int(np.count_nonzero(arrays["keys"] == DEAD))
@@ -232,5 +236,3 @@ def write_generation(
         atomic_write_text(temporary / MANIFEST_FILE, manifest.model_dump_json(indent=2) + "\n")
         temporary.rename(directory)
         fsync_directory(directory.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from math import inf
 from pathlib import Path
 
-from index._util.system import exclusive_lock, try_lock
+from index._util.system import exclusive_lock, exclusive_lock_if_free
 from index.gallery.errors import IndexBuildError, IndexDamaged
 from index.gallery.store.base import BundleRow, ItemStore, StoreReader
 from index.gallery.types import BuildReport, Progress, no_progress
@@ -75,6 +75,9 @@ class FaissIndex:
         with self._lock(wait=False) as is_locked:
             return not is_locked
 
+    def newest_revision(self) -> int:
+        return max(map(_revision, self._paths()), default=0)
+
     def clean(self) -> None:
         with self._lock(wait=True):
             self._remove_unused()
@@ -96,18 +99,29 @@ class FaissIndex:
             with exclusive_lock(path, timeout=inf):
                 yield True
         else:
-            with path.open("w") as file:
-                yield try_lock(file.fileno(), path)
+            with exclusive_lock_if_free(path) as is_locked:
+                yield is_locked
+
+    def _paths(self) -> list[Path]:
+        return list(self._root.iterdir()) if self._root.is_dir() else []
 
     def _remove_unused(self) -> None:
         """Removes generations that no bundle names, and what a killed build left.
 
-        A process that still searches one of them keeps its files until it closes them.
+        A process that still searches one of them keeps its files until it closes them. One that is newer than the store
+        is kept: it holds the last copy of writes that the store has lost.
         """
         named = {bundle.index_name for bundle in self._store.read.bundles()}
-        for path in self._root.iterdir() if self._root.is_dir() else ():
-            if path.name not in named:
+        revision = self._store.read.revision()
+        for path in self._paths():
+            if path.name not in named and _revision(path) <= revision:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _revision(path: Path) -> int:
+    """Returns the revision in the name of a generation; 0 for other files."""
+    number = path.name.partition("-")[0]
+    return int(number) if number.isdecimal() else 0
 
 
 def _check_manifest(bundle: BundleRow, manifest: Manifest) -> None:

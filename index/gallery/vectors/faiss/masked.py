@@ -1,6 +1,6 @@
 """A generation without what was removed or replaced since it was built."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -10,7 +10,7 @@ from index.gallery.filters import Filter
 from index.gallery.types import Facet, IndexStats, Item, StoredImage
 from index.gallery.vectors.base import Positions, Queries, Results
 from index.gallery.vectors.faiss.generation import Generation
-from index.gallery.vectors.faiss.searcher import AllowList
+from index.gallery.vectors.faiss.searcher import AllowList, stored_vectors
 from index.gallery.vectors.faiss.settings import FaissSettings
 
 
@@ -43,8 +43,7 @@ class GenerationSegment:
         return np.arange(self.count) if self._selection is None else np.flatnonzero(self._selection.mask)
 
     def vectors(self, positions: Positions) -> NDArray[np.float16]:
-        vectors: NDArray[np.float16] = self._generation.searcher.storage.reconstruct_batch(positions).astype("<f2")
-        return vectors
+        return stored_vectors(self._generation.searcher.storage)[positions]
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,10 @@ class MaskedGeneration:
             selection = None if self.alive.all() else AllowList(self.alive)
         return GenerationSegment(self.generation, self.items, selection)
 
-    def facets(self, count: int) -> list[Facet]:
-        return self.generation.columns.facets(count)
+    def facets(
+        self, count: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""
+    ) -> Iterator[Facet]:
+        return self.generation.columns.facets(count, names, filter=filter, contains=contains)
 
     def is_due(self, pending: int) -> bool:
         if self.name is None:  # never built: everything is pending

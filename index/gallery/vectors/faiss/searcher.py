@@ -109,7 +109,7 @@ class Searcher:
     def search(
         self, queries: Queries, count: int, allowed: AllowList | None = None, *, filtered: bool = False
     ) -> Results:
-        """Returns the `count` nearest allowed positions of each query.
+        """Returns the `count` nearest allowed positions of each query, fewer only if there are not so many.
 
         `filtered` marks an allow list that comes from a user's filter rather than from dead positions: the search then
         takes the effort of the higher target, however few positions match and wherever they lie.
@@ -123,7 +123,11 @@ class Searcher:
                 return self._search_allowed(queries, count, allowed, filtered=filtered)
             if effort * self._step_cost >= self.count * self.settings.scan_cost:
                 return self._scan(queries, count, None)
-            return self.approximate_search(queries, count, effort)
+            scores, positions = self.approximate_search(queries, count, effort)
+            # The last position is -1 where a graph is not connected, or the lists hold too few vectors.
+            if positions.item(-1) < 0 or (len(queries) > 1 and (positions[:, -1] < 0).any()):
+                return self._scan(queries, count, None)
+            return scores, positions
 
     def approximate_search(self, queries: Queries, count: int, effort: int) -> Results:
         """Searches the graph or the inverted lists with a given effort instead of the plan's."""
@@ -159,7 +163,11 @@ class Searcher:
         scattered = self.settings.scattered_factor * count * self.count / max(1, allowed.count)
         depth = min(self.settings.near_factor * count, scattered)
         affordable = self._scan_cost(allowed) / self._step_cost
-        while len(pending) and (effort := self.plan.effort_for(depth, filtered=filtered)) < affordable:
+        while (
+            len(pending)
+            and depth <= self.count  # where efforts do not grow with the depth, nothing else would end it
+            and (effort := self.plan.effort_for(depth, filtered=filtered)) < affordable
+        ):
             scores, positions = self.approximate_search(queries[pending], int(depth), effort)
             kept = (positions >= 0) & allowed.mask[positions]
             accepted = np.count_nonzero(kept, axis=1) >= count
