@@ -7,6 +7,7 @@ everybody late.
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from time import monotonic
 from typing import Literal, ParamSpec, Protocol, TypeVar, get_args
 
 import anyio.to_thread
@@ -14,8 +15,8 @@ from anyio import CapacityLimiter
 
 from index._util.byte_budget import ByteBudget, QueueFull
 from index._util.system import usable_cores
-from index.embedding.images import default_decode_bytes
 from index.errors import LookalikeError
+from service.memory import MemoryPlan, Share
 from service.settings import Settings
 
 Result = TypeVar("Result")
@@ -25,7 +26,7 @@ Lane = Literal["search", "write"]
 """Requests that are counted while they work: those that search, and those that write items."""
 Pool = Literal["decode", "search", "read", "list", "write", "job", "status"]
 """Worker threads for one kind of blocking work."""
-Refusal = Literal["rate", "bytes", "fetch", "embed", "conflict", Lane, Pool]
+Refusal = Literal["rate", "bytes", "answers", "fetch", "embed", "watch", "conflict", Lane, Pool]
 """Why a request was refused: the limit that it met."""
 
 _NOUNS: dict[Refusal, str] = {
@@ -38,9 +39,16 @@ _NOUNS: dict[Refusal, str] = {
     "status": "requests for the status",
     "fetch": "photos to fetch",
     "embed": "photos to embed",
+    "watch": "watchers of jobs",
 }
 
 
+_SMALL_BODY, _SMALL_ANSWER = 2 * 1024 * 1024, 256 * 1024
+"""Memory up to which a body or an answer counts as small: an ordinary photo, and some dozens of items."""
+_SEARCH_POOLS: tuple[Pool, ...] = ("decode", "search")
+"""What every search by a photo needs."""
+_SMALL_DECODES = 16
+"""The part of the memory for decoding up to which photos do not wait for larger ones: 63 MiB at a limit of 2 GiB."""
 _WAITING_DECODES = 4
 """Photos that may wait to be decoded, as a multiple of the memory for decoding: a few seconds of work at most."""
 
@@ -70,8 +78,11 @@ class _ThreadPool:
 
     def __init__(self, threads: int, waiting: int) -> None:
         self.limiter = CapacityLimiter(threads)
+        self.threads = threads
         self.capacity = threads + waiting
         self.count = 0
+        self.moved_at = 0.0
+        """When the last thread was taken while some were free, or one became free."""
 
 
 class Admission:
@@ -94,13 +105,24 @@ class Admission:
             "job": _ThreadPool(2, waiting),
             "status": _ThreadPool(2, waiting),
         }
-        memory = (settings.max_decode_bytes or default_decode_bytes()) // settings.workers
-        self.decode_budget = ByteBudget(memory, max_holders=max(2, cores), max_waiting=_WAITING_DECODES * memory)
+        plan = MemoryPlan.from_settings(settings)
+        self.decode_budget = ByteBudget(
+            plan.decoding,
+            max_holders=max(2, cores),
+            max_waiting=_WAITING_DECODES * plan.decoding,
+            small=plan.decoding // _SMALL_DECODES,
+        )
         """Memory for decoding photos in this process."""
         self._fetches = CapacityLimiter(settings.max_fetches)
         self._max_waiting = waiting
-        self._held_bytes = 0
-        self._max_held_bytes = max(settings.max_held_bytes // settings.workers, 2 * settings.max_body_bytes)
+        self._watchers = 0
+        self._searched_at = 0.0
+        self.received = Share(
+            plan.received, small=_SMALL_BODY, refuse=lambda problem: self.refuse("bytes", problem, close=True)
+        )
+        """Memory for request bodies and fetched photos, until their requests are answered."""
+        self.answers = Share(plan.answers, small=_SMALL_ANSWER, refuse=lambda problem: self.refuse("answers", problem))
+        """Memory for answers, from when they are made until the clients have read them."""
 
     @property
     def working(self) -> int:
@@ -122,11 +144,15 @@ class Admission:
         self.check(lane)
         self._lanes[lane] += 1
         self._telemetry.working(1)
+        if lane == "search":
+            self._searched_at = monotonic()
         try:
             yield
         finally:
             self._lanes[lane] -= 1
             self._telemetry.working(-1)
+            if lane == "search":
+                self._searched_at = monotonic()
 
     async def run(
         self, pool: Pool, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
@@ -139,30 +165,36 @@ class Admission:
         if own.count >= own.capacity:
             raise self.refuse(pool, f"{own.count} {_NOUNS[pool]} are waiting already.")
         own.count += 1
+        if own.count <= own.threads:
+            own.moved_at = monotonic()
         try:
             return await anyio.to_thread.run_sync(lambda: work(*args, **kwargs), limiter=own.limiter)
         except QueueFull:
             raise self.refuse(pool, f"The memory for {_NOUNS[pool]} is in use, and others wait for it.") from None
         finally:
             own.count -= 1
+            own.moved_at = monotonic()
+
+    def stuck_work(self, seconds: float) -> str | None:
+        """Returns what kind of work has occupied all its threads for so long that nothing of it ended; None: none."""
+        for pool in _SEARCH_POOLS:
+            own = self._pools[pool]
+            if own.count >= own.threads and monotonic() - own.moved_at > seconds:
+                return _NOUNS[pool]
+        if self._lanes["search"] >= self._lane_limits["search"] and monotonic() - self._searched_at > seconds:
+            return _NOUNS["search"]
+        return None
 
     @contextmanager
-    def hold_bytes(self) -> Iterator[Callable[[int], None]]:
-        """Yields a function that counts bytes against the limit of all requests; they are released with the context."""
-        held = 0
-
-        def hold(count: int) -> None:
-            nonlocal held
-            held += count
-            self._held_bytes += count
-            if self._held_bytes > self._max_held_bytes:
-                others = self._held_bytes - held
-                raise self.refuse("bytes", f"Other requests hold {others:,} bytes already.", close=True)
-
+    def watch_place(self) -> Iterator[None]:
+        """Takes a place to watch a job for as long as the context, or refuses when too many watch."""
+        if self._watchers >= self._max_waiting:
+            raise self.refuse("watch", f"There are {self._watchers} {_NOUNS['watch']} already.")
+        self._watchers += 1
         try:
-            yield hold
+            yield
         finally:
-            self._held_bytes -= held
+            self._watchers -= 1
 
     @asynccontextmanager
     async def fetch_place(self) -> AsyncIterator[None]:

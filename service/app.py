@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
 from service.admission import Admission
-from service.middleware import BodyLimit, RequestContext
+from service.middleware import AnswerLimit, BodyLimit, RequestContext
 from service.observability.metrics import Telemetry
 from service.observability.tracing import Tracing
 from service.openapi import DescribedApp
@@ -40,13 +40,15 @@ def create_app(settings: Settings) -> FastAPI:
     admission = Admission(settings, telemetry)
 
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[_LifespanState]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[_LifespanState]:
+        app.openapi()  # made and kept now: requests are checked against it
         async with open_state(settings, telemetry, admission) as state:
+            state.active_model.log_model()
             with draining(state):
                 yield {"service": state}
         telemetry.tracing.close()
 
-    # The interactive documentation pages load scripts from other hosts; /openapi.json has the same content.
+    # FastAPI's own documentation pages load scripts from other hosts and have inline ones.
     app = DescribedApp(
         title="Lookalike",
         summary="Find products by a photo.",
@@ -55,9 +57,11 @@ def create_app(settings: Settings) -> FastAPI:
         telemetry=telemetry.tracing.for_fastapi(),
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
     )
     install_handlers(app)
     app.add_middleware(BodyLimit, settings=settings, admission=admission)
+    app.add_middleware(AnswerLimit, admission=admission)
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -69,13 +73,19 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(RequestContext, telemetry=telemetry)
     for routes in (search, items, jobs, status, media):
         app.include_router(routes.router)
+    app.mount("/web/swagger", StaticFiles(packages=[("fastapi_offline", "static")]), name="swagger")
     app.mount("/web", StaticFiles(directory=WEB), name="web")
     app.add_api_route("/", _web_page, include_in_schema=False)
+    app.add_api_route("/docs", _docs_page, include_in_schema=False)
     return app
 
 
 async def _web_page() -> FileResponse:
     return FileResponse(WEB / "index.html")
+
+
+async def _docs_page() -> FileResponse:
+    return FileResponse(WEB / "docs.html")
 
 
 def _version() -> str:

@@ -1,6 +1,8 @@
 """The command `lookalike serve`."""
 
 import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -42,6 +44,18 @@ def serve(
     )
 
 
+def _path_hint() -> str:
+    """Returns how to call the other commands, if their environment is not on the PATH."""
+    activate = Path(sys.prefix) / "bin" / "activate"
+    if shutil.which("lookalike") or not activate.is_file():
+        return ""
+    return f"\nFor the other commands, put `lookalike` on the PATH:\n  source {shlex.quote(_relative(activate))}"
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
 def serve_demo(directory: Path, *, host: str, port: int) -> None:
     """Serves the gallery of the demo, and prints a command to try."""
     from service.server.run import run
@@ -51,5 +65,6 @@ def serve_demo(directory: Path, *, host: str, port: int) -> None:
     photo = shlex.quote(str(min(examples.iterdir())))
     run(
         load_settings(gallery=directory / "gallery", host=host, port=port, examples=examples),
-        announce=f"Open it in a browser, or try:\n  curl -F image=@{photo} '{{address}}/v1/search?top=3'",
+        announce=f"Open it in a browser, or try:\n  curl -F image=@{photo} '{{address}}/v1/search?limit=3'"
+        + _path_hint(),
     )

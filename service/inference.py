@@ -5,7 +5,8 @@ takes a single photo at once, a busy one finds a full batch waiting, and lanes d
 where a batch saves nothing, a lane takes one photo after the other and returns each as soon as it is done.
 
 The active model follows the gallery: when another bundle is activated, its model is loaded while the previous one keeps
-serving. Requests use what is known without I/O; a task looks for a newly activated bundle in a worker thread.
+serving, unless a write has loaded it before. Requests use what is known without I/O; a task looks for a newly activated
+bundle in a worker thread.
 """
 
 import asyncio
@@ -28,10 +29,14 @@ from index.embedding.embedder import Embedder
 from index.errors import LookalikeError
 from index.gallery import Gallery
 from index.gallery.errors import BundleMismatch
+from index.gallery.types import NeededBundles
 from service.admission import Overloaded
 from service.settings import Settings
 
 log = logging.getLogger(__name__)
+
+_OVERLAP_SECONDS = 10.0
+"""How long images are also embedded with a bundle that was replaced: so long another process may search with it."""
 
 Pixels = NDArray[np.uint8]
 CheckQueue = Callable[[int, float], None]
@@ -187,7 +192,10 @@ class Model:
 
 
 class ActiveModel:
-    """Holds the model of the gallery's active bundle; used on one event loop, which it never blocks."""
+    """Holds the model of the gallery's active bundle; used on one event loop, which it never blocks.
+
+    Also holds the models of bundles that jobs prepare, once a write has loaded them: their activation is then instant.
+    """
 
     def __init__(
         self, gallery: Gallery, settings: Settings, *, check_queue: CheckQueue, on_batch: Callable[[int], None]
@@ -197,11 +205,18 @@ class ActiveModel:
         self._check_queue = check_queue
         self._on_batch = on_batch
         self._model: Model | None = None
-        self._seen_bundle: str | None = None
-        self._loading: asyncio.Task[None] | None = None
+        self._models: dict[str, Model] = {}
+        """The open models by the ids of their bundles, including the one in use."""
+        self._needed = NeededBundles(None, ())
+        self._replaced: tuple[str, float] | None = None
+        """The bundle that was in use before, and until when other processes may search with it."""
+        self._looks = 0
+        self._seen = 0
+        """The number of the look that found what is needed."""
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._retry_at: dict[str, float] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._watcher: asyncio.Task[None] | None = None
-        self._retry_at = 0.0
 
     async def start(self) -> None:
         """Loads the first model, of the active bundle or of the bundle in the settings, and starts to follow."""
@@ -211,9 +226,9 @@ class ActiveModel:
             if active not in (None, bundle.id):
                 raise BundleMismatch(str(active), bundle.id)
             await anyio.to_thread.run_sync(self._gallery.keep_bundle, bundle)
-            await self._replace_model(bundle)
+            self._model = await self._open(bundle)
         elif active is not None:
-            await self._load(active)
+            self._model = await self._load(active)
         self._watcher = asyncio.create_task(self._watch())
 
     async def close(self) -> None:
@@ -221,28 +236,32 @@ class ActiveModel:
         if self._watcher:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
-        if self._loading:
-            await asyncio.shield(self._loading)
+        await asyncio.gather(*self._loading.values())
+        for bundle_id in [*self._models]:
+            self._close(bundle_id)
         await asyncio.gather(*self._closing)
-        if self._model:
-            await self._model.close()
 
     @property
     def loaded(self) -> Model | None:
-        """The model that was loaded last, if any."""
+        """The model in use, if any is loaded."""
         return self._model
+
+    @property
+    def prepared(self) -> list[Model]:
+        """The models, of those that are loaded, of bundles that jobs prepare."""
+        return [model for bundle_id, model in self._models.items() if bundle_id in self._needed.prepared]
 
     def current(self) -> Model:
         """Returns the model to use now, without I/O; raises NotReady when none is loaded."""
         if self._model is not None:
             return self._model
-        if self._seen_bundle is not None:
+        if self._needed.active is not None:
             raise NotReady(
-                f"The model of the active bundle {self._seen_bundle} is not loaded yet.",
+                f"The model of the active bundle {self._needed.active} is not loaded yet.",
                 "Try again in some seconds; if the problem persists, see the log of the service.",
             )
         raise NotReady(
-            "The gallery is empty, and no bundle is configured.",
+            "No bundle of the gallery is active, and none is configured.",
             "Index a catalogue with `lookalike reindex`; the service then loads its bundle.",
         )
 
@@ -252,15 +271,53 @@ class ActiveModel:
             await self.follow()
         return self.current()
 
-    async def follow(self, *, wait: bool = True) -> Model | None:
-        """Looks up the active bundle in a thread and starts to load it if needed; with `wait` until it is loaded."""
-        self._seen_bundle = active = await anyio.to_thread.run_sync(self._gallery.active_bundle)
-        is_stale = active is not None and (self._model is None or self._model.bundle.id != active)
-        if active is not None and is_stale and self._loading is None and monotonic() >= self._retry_at:
-            self._loading = asyncio.create_task(self._load_or_log(active))
-        if wait and self._loading:
-            await asyncio.shield(self._loading)
-        return self._model
+    async def load(self, bundle_id: str) -> Model:
+        """Returns the model of a bundle, loading it if needed; raises NotReady if it cannot be loaded."""
+        if bundle_id not in self._models and self._may_load(bundle_id):
+            await asyncio.shield(self._start_loading(bundle_id))
+        if bundle_id not in self._models:
+            raise NotReady(f"The model of bundle {bundle_id} cannot be loaded.", "See the log of the service.")
+        return self._models[bundle_id]
+
+    async def follow(self, *, wait: bool = True) -> NeededBundles:
+        """Returns which bundles are needed, read in a thread; switches to the active one and closes unneeded models.
+
+        Starts to load the active bundle's model if it is not loaded; with `wait` returns when it is.
+        """
+        self._looks += 1
+        look, opened = self._looks, set(self._models)
+        needed = await anyio.to_thread.run_sync(self._read_needed)
+        if look > self._seen:  # else a look that began later was faster
+            self._seen, self._needed = look, needed
+            self._switch()
+            # Not those that were opened since: a write may need them.
+            for bundle_id in opened.intersection(self._models).difference(self._kept()):
+                self._close(bundle_id)
+        if wait and needed.active in self._loading:
+            await asyncio.shield(self._loading[needed.active])
+        return needed
+
+    def _read_needed(self) -> NeededBundles:
+        """Reads the needed bundles, and adds one that was just replaced: another process may not know that yet."""
+        needed = self._gallery.needed_bundles()
+        bundle_id, until = self._replaced or ("", 0.0)
+        if monotonic() > until or bundle_id in (needed.active, *needed.prepared):
+            return needed
+        return needed._replace(prepared=(*needed.prepared, *filter(self._gallery.has_bundle, [bundle_id])))
+
+    def _switch(self) -> None:
+        """Uses the model of the active bundle, or starts to load it."""
+        active = self._needed.active
+        if active is None or (self._model and self._model.bundle.id == active):
+            return
+        if active in self._models:
+            self._use(self._models[active])
+        elif self._may_load(active):
+            self._start_loading(active)
+
+    def _kept(self) -> set[str]:
+        in_use = [self._model.bundle.id] if self._model else []
+        return {*in_use, *self._needed.prepared}
 
     async def _watch(self) -> None:
         """Follows the gallery while no request does, so that the first request finds the current model."""
@@ -268,31 +325,57 @@ class ActiveModel:
             await asyncio.sleep(self._settings.bundle_poll_seconds)
             try:
                 await self.follow(wait=False)
-            except (LookalikeError, sqlite3.Error) as error:
+            except (LookalikeError, sqlite3.Error, OSError) as error:
                 log.warning("the active bundle cannot be read: %s", error)
+
+    def _may_load(self, bundle_id: str) -> bool:
+        return monotonic() >= self._retry_at.get(bundle_id, 0.0)
+
+    def _start_loading(self, bundle_id: str) -> "asyncio.Task[None]":
+        if bundle_id not in self._loading:
+            self._loading[bundle_id] = asyncio.create_task(self._load_or_log(bundle_id))
+        return self._loading[bundle_id]
 
     async def _load_or_log(self, bundle_id: str) -> None:
         try:
             await self._load(bundle_id)
-        except LookalikeError as error:
-            self._retry_at = monotonic() + self._settings.bundle_retry_seconds
-            log.error("the active bundle %s cannot be loaded: %s", bundle_id, error)
+        except Exception as error:  # the first batch of a model may raise undocumented types of ONNX Runtime
+            self._retry_at[bundle_id] = monotonic() + self._settings.bundle_retry_seconds
+            log.error("the bundle %s cannot be loaded: %s", bundle_id, error)
+        else:
+            if bundle_id == self._needed.active:
+                self._use(self._models[bundle_id])
+            else:
+                log.info("new images are also embedded with bundle %s, which a job prepares", bundle_id)
         finally:
-            self._loading = None
+            del self._loading[bundle_id]
 
-    async def _load(self, bundle_id: str) -> None:
-        await self._replace_model(await anyio.to_thread.run_sync(self._gallery.load_bundle, bundle_id))
+    async def _load(self, bundle_id: str) -> Model:
+        return await self._open(await anyio.to_thread.run_sync(self._gallery.load_bundle, bundle_id))
 
-    async def _replace_model(self, bundle: Bundle) -> None:
+    async def _open(self, bundle: Bundle) -> Model:
         embedder = await anyio.to_thread.run_sync(_warm_embedder, bundle, self._settings.threads)
         batcher = Batcher(embedder, check_queue=self._check_queue, on_batch=self._on_batch)
         await batcher.__aenter__()
-        old, self._model = self._model, Model(bundle, embedder, batcher)
-        log.info("queries are embedded with bundle %s on %s", bundle.id, embedder.provider)
-        if old:
-            task = asyncio.create_task(old.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+        self._models[bundle.id] = model = Model(bundle, embedder, batcher)
+        return model
+
+    def _use(self, model: Model) -> None:
+        if self._model:
+            self._replaced = self._model.bundle.id, monotonic() + _OVERLAP_SECONDS
+        self._model = model
+        self.log_model()
+
+    def log_model(self) -> None:
+        """Logs which bundle is in use; not when it is opened, because a start opens everything twice."""
+        if self._model:
+            log.info("queries are embedded with bundle %s on %s", self._model.bundle.id, self._model.embedder.provider)
+
+    def _close(self, bundle_id: str) -> None:
+        """Closes a model in the background, once nobody uses it."""
+        task = asyncio.create_task(self._models.pop(bundle_id).close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
 
 def _warm_embedder(bundle: Bundle, threads: int | None) -> Embedder:

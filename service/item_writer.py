@@ -5,7 +5,9 @@ becomes a mixture of two requests, whichever process of the service they reach.
 """
 
 import json
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from time import perf_counter
 from typing import NamedTuple
 
@@ -22,6 +24,7 @@ from index.embedding.images import (
     model_side,
     thumbnail,
 )
+from index.errors import LookalikeError
 from index.gallery.errors import VersionConflict
 from index.gallery.types import Item, NewImage, StoredImage, StoredItem
 from service.admission import Overloaded
@@ -31,6 +34,8 @@ from service.problems import CONFLICT, ITEM_MISSING, ProblemError
 from service.requests import Conditions, ItemWrite, Photo, etag, validate
 from service.schemas.items import ItemPatch
 from service.state import ServiceState
+
+log = logging.getLogger(__name__)
 
 
 class WriteResult(NamedTuple):
@@ -126,7 +131,8 @@ async def _store(
 ) -> WriteResult:
     """Stores what `target` makes of the item that is there, with the photos.
 
-    Once it returns, every search finds the item by its photos. The version in the result is the one that this write
+    Once it returns, every search finds the item by its photos, also when a bundle that a job is preparing has been
+    activated. The version in the result is the one that this write
     made, even when another writer has changed the item since.
     """
     embedder = _PhotoEmbedder(state, item_id, photos)
@@ -135,13 +141,19 @@ async def _store(
         check_conditions(conditions, item_id, seen)
         item, surplus = target(seen)
         model = await state.active_model.ready() if photos else None
-        images = await embedder.missing_images(model) if model else []
+        images = await embedder.missing_images(model, state.active_model.prepared) if model else []
         try:
             revision = await _write(state, item, images, model, seen, surplus)
         except VersionConflict:
             continue
         if model:
-            await _follow_bundle(state, item_id, embedder, model)
+            try:
+                await _add_vectors(state, item_id, embedder, model.bundle.id)
+            except LookalikeError as error:  # as it is, the answer would mean that nothing was stored
+                raise NotReady(
+                    f"The item is stored, but searches do not find all of its photos yet. {error.problem}",
+                    "Send the request again.",
+                ) from error
         return _write_result(seen, item, images, surplus, revision)
     raise _too_many_conflicts(state, item_id)
 
@@ -208,28 +220,46 @@ def _too_many_conflicts(state: ServiceState, item_id: str) -> Overloaded:
     return state.admission.refuse("conflict", f"Other writers changed item {item_id!r} during {attempts} attempts.")
 
 
-async def _follow_bundle(state: ServiceState, item_id: str, embedder: "_PhotoEmbedder", model: Model) -> None:
-    """Adds vectors of the bundle that was activated while the photos were embedded, if there is one."""
-    for _ in range(state.settings.max_write_attempts):
-        if await state.admission.run("read", state.gallery.active_bundle) == model.bundle.id:
+async def _add_vectors(state: ServiceState, item_id: str, embedder: "_PhotoEmbedder", stored: str) -> None:
+    """Adds vectors of the other bundles that searches use, or will use once a job has activated them.
+
+    Which ones is read after the commit with the bundle `stored`. So a bundle is either seen here, or prepared by a job
+    that began after the commit and reads its source after that. A prepared bundle that cannot be used is logged and
+    counted, but does not fail the write.
+    """
+    added, failed, conflicts = {stored}, set[str](), 0
+    while conflicts < state.settings.max_write_attempts:
+        needed = await state.active_model.follow(wait=False)
+        lacking = [name for name in (needed.active, *needed.prepared) if name and name not in added]
+        bundle_id = next((name for name in lacking if name == needed.active or name not in failed), None)
+        if bundle_id is None:
             return
-        seen = await state.admission.run("read", state.gallery.get_item, item_id)
-        if seen is None:  # deleted by another request since
-            return
-        newer = await state.active_model.follow()
-        if newer is None or newer is model:
-            raise NotReady(
-                "The item is stored, but the newly activated bundle cannot be loaded to embed its photos.",
-                "Send the request again.",
-            )
-        held = {image.id: image.digest for image in seen.images}
-        images = [image for image in await embedder.missing_images(newer) if held.get(image.id) == image.digest]
         try:
-            await _write(state, seen.item, images, newer, seen, frozenset())
+            await _add_vectors_of(state, item_id, embedder, bundle_id)
+            added.add(bundle_id)
         except VersionConflict:
-            continue
-        model = newer
+            conflicts += 1
+        except Overloaded:
+            raise
+        except Exception as error:
+            if bundle_id == needed.active:
+                raise
+            failed.add(bundle_id)
+            state.telemetry.unprepared(embedder.count)
+            log.error("item %r is stored without vectors of bundle %s: %s", item_id, bundle_id, error)
     raise _too_many_conflicts(state, item_id)
+
+
+async def _add_vectors_of(state: ServiceState, item_id: str, embedder: "_PhotoEmbedder", bundle_id: str) -> None:
+    model = await state.active_model.load(bundle_id)
+    images = await embedder.missing_images(model)
+    seen = await state.admission.run("read", state.gallery.get_item, item_id)
+    if seen is None:  # deleted by another request since
+        return
+    held = {image.id: image.digest for image in seen.images}
+    images = [image for image in images if held.get(image.id) == image.digest]
+    if images:
+        await _write(state, seen.item, images, model, seen, frozenset())
 
 
 class _PhotoEmbedder:
@@ -242,51 +272,76 @@ class _PhotoEmbedder:
         self._digests: dict[str, str] = {}
         self._images: dict[tuple[str, str], NewImage] = {}
 
-    async def missing_images(self, model: Model) -> list[NewImage]:
-        """Returns the photos that have no vector of the model's bundle in the gallery, ready to be stored."""
-        with model.in_use():
-            run, bundle_id = self._state.admission.run, model.bundle.id
-            stored = await run("read", self._state.gallery.digests, self._item_id, bundle_id)
+    @property
+    def count(self) -> int:
+        return len(self._photos)
+
+    async def missing_images(self, model: Model, others: Sequence[Model] = ()) -> list[NewImage]:
+        """Returns the photos that have no vector of the model's bundle in the gallery, ready to be stored.
+
+        A photo that is decoded for that is embedded with the `others` too: it need not be fetched and decoded again
+        when their vectors are stored.
+        """
+        bundle_id = model.bundle.id
+        with ExitStack() as stack:
+            for used in (model, *others):
+                stack.enter_context(used.in_use())
+            stored = await self._state.admission.run("read", self._state.gallery.digests, self._item_id, bundle_id)
             # One after the other: the photos of one request must not displace those of others, nor fill the memory.
             for image_id in self._photos:
                 known = stored.get(image_id)
                 if (image_id, bundle_id) not in self._images and (
                     known is None or known != self._digests.get(image_id)
                 ):
-                    await self._embed(model, image_id, known)
+                    await self._embed(model, others, image_id, known)
         images = [self._images.get((image_id, bundle_id)) for image_id in self._photos]
         return [image for image in images if image and image.digest != stored.get(image.id)]
 
-    async def _embed(self, model: Model, image_id: str, known: str | None) -> None:
+    async def _embed(self, model: Model, others: Sequence[Model], image_id: str, known: str | None) -> None:
         """Embeds a photo, unless its digest turns out to be the known one."""
-        admission, rule = self._state.admission, model.bundle.preprocessing
-        with admission.hold_bytes() as hold:
-            data = await load_photo(self._state, self._photos[image_id], hold)
+        admission = self._state.admission
+        with admission.received.hold() as held:
+            data = await load_photo(self._state, self._photos[image_id], held)
             started = perf_counter()
+            rules = list(dict.fromkeys(used.bundle.preprocessing for used in (model, *others)))
             limits, budget = self._state.settings.image_limits, admission.decode_budget
-            decoded = await admission.run("decode", _decode, data, rule, limits, known, budget)
-        self._digests[image_id] = decoded.digest
-        if decoded.pixels is None:
+            decoded = await admission.run("decode", _decode, data, rules, limits, known, budget)
+        if self._digests.setdefault(image_id, decoded.digest) != decoded.digest:
+            raise admission.refuse("conflict", f"The photo of image {image_id!r} changed while it was being stored.")
+        if not decoded.pixels:
             return
         self._state.telemetry.stage("decode", perf_counter() - started)
-        embedding = await embed_pixels(self._state, model, decoded.pixels)
+        await self._embed_decoded(model, image_id, decoded)
+        for other in others:
+            try:
+                await self._embed_decoded(other, image_id, decoded)
+            except Overloaded:
+                raise
+            except Exception as error:  # repeated after the commit, where a failure is counted
+                log.warning("bundle %s, which is not active, cannot embed a photo: %s", other.bundle.id, error)
+
+    async def _embed_decoded(self, model: Model, image_id: str, decoded: "_DecodedPhoto") -> None:
+        embedding = await embed_pixels(self._state, model, decoded.pixels[model.bundle.preprocessing])
         image = NewImage(image_id, decoded.digest, embedding.vector, decoded.thumbnail)
         self._images[image_id, model.bundle.id] = image
 
 
 class _DecodedPhoto(NamedTuple):
     digest: str
-    pixels: NDArray[np.uint8] | None
+    pixels: Mapping[Preprocessing, NDArray[np.uint8]]
     thumbnail: bytes = b""
 
 
 def _decode(
-    data: bytes, rule: Preprocessing, limits: ImageLimits, known: str | None, budget: ByteBudget
+    data: bytes, rules: Sequence[Preprocessing], limits: ImageLimits, known: str | None, budget: ByteBudget
 ) -> _DecodedPhoto:
-    """Decodes a photo once, for its vector and its thumbnail; not at all when it has the known digest."""
+    """Decodes a photo once per rule, for its vectors and its thumbnail; not at all when it has the known digest."""
     name = digest(data)
-    if name == known:
-        return _DecodedPhoto(name, None)
-    with hold_memory(budget, data, limits, model_side(rule)):
-        picture, part = decode_for_model(rule, data, limits)
-        return _DecodedPhoto(name, rule.apply(picture, part), thumbnail(picture))
+    pixels: dict[Preprocessing, NDArray[np.uint8]] = {}
+    small = b""
+    for rule in rules if name != known else ():
+        with hold_memory(budget, data, limits, model_side(rule)):
+            picture, part = decode_for_model(rule, data, limits)
+            pixels[rule] = rule.apply(picture, part)
+            small = small or thumbnail(picture)
+    return _DecodedPhoto(name, pixels, small)

@@ -11,8 +11,11 @@ import threading
 from pathlib import Path
 from typing import TypeVar
 
+from index._util.files import is_disk_full
 from index.embedding.bundle import Bundle
+from index.errors import LookalikeError
 from index.gallery import open_gallery
+from index.gallery.errors import StorageFull
 from index.gallery.jobs import Job
 from index.ingest.options import CommonOptions, ReindexOptions
 from index.jobs import JobRecord
@@ -35,16 +38,27 @@ def start_job(state: ServiceState, body: JobBody) -> JobRecord:
     bundle = _find_bundle(state, body.bundle)
     history = state.gallery.jobs
     history.folder.mkdir(exist_ok=True)
-    job = history.begin(source, bundle.id, exclusive=True)
+    job = history.begin(body.source, bundle.id, exclusive=True)
     common = {**body.model_dump(include=set(CommonOptions.model_fields)), "queries": queries}
     options = ReindexOptions(
         source=[source],
         gallery=state.gallery.address,
         bundle=bundle.directory,
         rejects=history.folder / f"{job.record.id}.rejects.csv",
+        allow_folder=settings.source_folders,
+        allow_address=settings.source_addresses,
         **common,
     )
-    process = _start_process(job, history.folder, options)
+    try:
+        job.hold()  # reserves the space to record that it could not be started
+        # Before the answer: an item that is stored after it gets vectors of this bundle too.
+        state.gallery.keep_bundle(bundle)
+        process = _start_process(job, history.folder, options)
+    except (OSError, LookalikeError) as error:
+        job.update(state="failed", message=f"It could not be started: {error}")
+        if is_disk_full(error):
+            raise StorageFull("The job could not be started: its disk is full.", "Free space, and try again.") from None
+        raise
     log.info("job %s re-indexes %s in process %s", job.record.id, source, process.pid)
     # A daemon: it must not keep the service from ending.
     name = f"job-{job.record.id}"
@@ -77,16 +91,13 @@ def _start_process(job: Job, folder: Path, options: ReindexOptions) -> "subproce
     job_id = job.record.id
     file = folder / f"{job_id}.options.json"
     command = [sys.executable, "-P", "-m", "lookalike", "reindex", "--options", str(file), "--job", str(job_id)]
-    try:
-        file.write_text(options.model_dump_json(indent=2), encoding="utf-8")
-        with _log_file(folder, job_id).open("wb") as output:
-            # A session of its own: the Ctrl-C that stops the service must not reach the job.
-            return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
-            )
-    except OSError as error:
-        job.update(state="failed", message=f"It could not be started: {error}.")
-        raise
+    file.write_text(options.model_dump_json(indent=2), encoding="utf-8")
+    with _log_file(folder, job_id).open("wb") as output:
+        job.release()  # the new process claims the job
+        # A session of its own: the Ctrl-C that stops the service must not reach the job.
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
 
 
 def _watch(address: str, job_id: int, process: "subprocess.Popen[bytes]") -> None:
@@ -100,7 +111,10 @@ def _watch(address: str, job_id: int, process: "subprocess.Popen[bytes]") -> Non
         else:
             last = _last_line(_log_file(gallery.jobs.folder, job_id))
             end, message = "failed", last or f"Its process ended with code {code}."
-        gallery.jobs.adopt(job_id).update(state=end, message=message)
+        try:
+            gallery.jobs.adopt(job_id).update(state=end, message=message)
+        except LookalikeError as error:
+            log.error("the end of job %s could not be recorded: %s", job_id, error)
     log.error("job %s is %s: %s", job_id, end, message)
 
 

@@ -8,7 +8,7 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from service.problems import (
     ACCESS_PROBLEMS,
@@ -24,6 +24,7 @@ from service.problems import (
     INTERNAL,
     INVALID,
     ITEM_MISSING,
+    LIMIT_EXCEEDED,
     MALFORMED,
     MEDIA_TYPE,
     NOT_READY,
@@ -31,10 +32,11 @@ from service.problems import (
     READ_ONLY,
     SEARCH_INVALID,
     STORAGE_FULL,
+    STORE_FAILED,
     URL_DISABLED,
     ProblemType,
 )
-from service.schemas.items import ImageBody, ItemBody, ItemPatch, PhotoBody
+from service.schemas.items import ItemBody, ItemPatch, PhotoBody
 from service.schemas.jobs import JobBody
 from service.schemas.problem import Problem
 from service.schemas.search import BatchBody, SearchBody, SearchOptions
@@ -50,19 +52,21 @@ SEARCH_PROBLEMS = (
 )  # fmt: skip
 READ_PROBLEMS = (INVALID, OVERLOADED, *ACCESS_PROBLEMS)
 """The problems of a request without a body."""
+DELETE_PROBLEMS = (CONFLICT, STORAGE_FULL, READ_ONLY, *READ_PROBLEMS)
 WRITE_PROBLEMS = (
-    MALFORMED, *BODY_PROBLEMS, BODY_UNSUPPORTED, INVALID, CONFLICT, STORAGE_FULL, READ_ONLY, *ACCESS_PROBLEMS,
+    MALFORMED, *BODY_PROBLEMS, BODY_UNSUPPORTED, INVALID, LIMIT_EXCEEDED, CONFLICT, STORAGE_FULL, READ_ONLY,
+    *ACCESS_PROBLEMS,
 )  # fmt: skip
 IMAGE_WRITE_PROBLEMS = (*WRITE_PROBLEMS, *_PHOTO_PROBLEMS)
 
-_PHOTO = {"type": "string", "format": "binary"}
+PHOTO = {"type": "string", "format": "binary"}
 _BASE64 = "/9j/4AAQSkZJRg..."
-_BY_ADDRESS = {"image_url": "https://cdn.shop.example/mug-1.jpg"}
+_BY_ADDRESS = {"image_url": "https://cdn.shop.example/mug-01.jpg"}
 _MUGS = {"category": "mug", "price": {"lt": 20}}
 _MATCH = {
     "id": "mug-03",
     "title": "Black zigzag mug 'Aster'",
-    "url": "",
+    "url": None,
     "score": 0.888108,
     "attributes": {"brand": "Brimwell", "category": "mug", "colour": "black", "pattern": "zigzag", "price": 16.9},
     "image": {
@@ -73,34 +77,42 @@ _MATCH = {
 }
 SEARCH_ANSWER = {
     "items": [_MATCH],
-    "cursor": "WzEsIC04ODgxMDgsIDIzLCAiYTkyNGEyNmQ1OWQyMzI4ZmU5Il0",
+    "cursor": "qSSibVnSMo_pAAAAAAAAAAAAAAAAAAAAAAABAw",
     "bundle": "c24633cb5e86632c",
     "revision": 9,
     "milliseconds": {"decode": 0.99, "wait": 0.01, "embed": 2.24, "search": 0.3},
+    "hints": [],
 }
 """The answer in docs/search.md."""
 SIMILAR_ITEM_ANSWER = {
     **SEARCH_ANSWER,
     "items": [{**_MATCH, "score": 0.912044}],
-    "cursor": "WzEsIC05MTIwNDQsIDIzLCAiOGQxYzA3ZjI2YjkzNDVlYTcwIl0",
+    "cursor": "jRwH8muTRepwAAAAAAAAAAAAAAAAAAAAAAABAw",
     "milliseconds": {"decode": 0.0, "wait": 0.0, "embed": 0.0, "search": 0.51},
 }
 _ITEM = {
     "title": "A red mug",
-    "url": "https://shop.example/mug-1",
+    "url": "https://shop.example/mug-01",
     "attributes": {"category": "mug", "price": 12.5, "dishwasher": True},
 }
 ITEM_ANSWER = {
-    "id": "mug-1",
+    "id": "mug-01",
     **_ITEM,
     "images": [{"id": "front.jpg", "digest": "3f" * 32, "url": f"/media/{'3f' * 32}.jpg"}],
     "version": 7,
 }
-FACET = {"name": "category", "values": [["mug", 12], ["bowl", 5]], "minimum": None, "maximum": None, "distinct": 2}
+FACET = {
+    "name": "category",
+    "values": [{"value": "mug", "count": 12}, {"value": "bowl", "count": 5}],
+    "minimum": None,
+    "maximum": None,
+    "distinct": 2,
+}
 STATUS = {
     "gallery": {
         "items": 144,
         "images": 1152,
+        "unsearchable": 0,
         "revision": 9,
         "index": {
             "engine": "faiss",
@@ -142,10 +154,43 @@ class DescribedApp(FastAPI):
     """FastAPI whose document also holds the schemas that only errors and hand-written bodies refer to."""
 
     def openapi(self) -> Json:
-        document = super().openapi()
-        for shape in (Problem, ImageBody):
-            document["components"]["schemas"][shape.__name__] = shape.model_json_schema()
-        return document
+        if self.openapi_schema is None:
+            document = super().openapi()
+            document["components"]["schemas"] |= _schemas()
+            self.openapi_schema = document
+        return self.openapi_schema
+
+
+def _schemas() -> Json:
+    """Returns the schemas of errors and request bodies by name."""
+    shapes = (Problem, SearchBody, BatchBody, ItemBody, ItemPatch, PhotoBody, JobBody)
+    _, described = models_json_schema(
+        [(shape, "validation") for shape in shapes], ref_template="#/components/schemas/{model}"
+    )
+    bodies = {name: _describe_defaults(schema) for name, schema in described["$defs"].items()}
+    return {**bodies, "SearchForm": _search_form(), "ItemForm": _ITEM_FORM}
+
+
+def _describe_defaults(schema: Json) -> Json:
+    """Moves the defaults of fields into their descriptions.
+
+    Generated clients would send defaults: those of a query string would replace the options in the body. Generated
+    types would require such fields.
+    """
+    if "properties" not in schema:
+        return schema
+    fields = {}
+    for name, field in schema["properties"].items():
+        default = field.get("default")
+        fields[name] = {key: value for key, value in field.items() if key != "default"}
+        if default:
+            described = [field["description"].rstrip("."), f"default {json.dumps(default)}"]
+            fields[name]["description"] = "; ".join(described)
+    return {**schema, "properties": fields}
+
+
+def _reference(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def example_response(example: object, description: str = "") -> Json:
@@ -163,7 +208,7 @@ def item_response(description: str = "The item as it is stored") -> Json:
 def error_responses(*types: ProblemType) -> dict[int | str, Json]:
     """Returns the `responses` of a route with these problems and those of every route, each with an example."""
     responses: dict[int | str, Json] = {}
-    for type in (*types, HOST_NOT_ALLOWED, INTERNAL):
+    for type in (*types, STORE_FAILED, HOST_NOT_ALLOWED, INTERNAL):
         example = type.problem(type.detail, type.remedy, request_id="5f0c2a4e9b7d4c1f")
         response = responses.setdefault(
             type.status,
@@ -177,34 +222,31 @@ def error_responses(*types: ProblemType) -> dict[int | str, Json]:
     return responses
 
 
-def _schema(shape: type[BaseModel]) -> Json:
-    schema = shape.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
-    return schema
-
-
 def _body(content: Json) -> Json:
     """Returns the `openapi_extra` of a route that reads a body of one of these media types itself."""
     return {"requestBody": {"required": True, "content": content}}
 
 
-def _content(schema: Json, examples: Json) -> Json:
-    """Returns the description of a body of one media type, with its examples by name."""
-    return {"schema": schema, "examples": {name: {"value": example} for name, example in examples.items()}}
+def _content(name: str, examples: Json) -> Json:
+    """Returns the description of a body that has a schema of this name, with its examples by name."""
+    return {"schema": _reference(name), "examples": {name: {"value": example} for name, example in examples.items()}}
 
 
 def _options() -> dict[str, Json]:
-    """Returns the options of a search as they are written in a query string or form."""
-    parts = SearchOptions.model_json_schema()["properties"]
+    """Returns the options of a search as they are written in a query string or form.
+
+    Their lengths are left out: what is too long for a URL is refused before it is parsed.
+    """
+    parts = _describe_defaults(SearchOptions.model_json_schema())["properties"]
     text = {"type": "string"}
     return {
-        "top": parts["top"],
+        "limit": parts["limit"],
         "filter": {**text, "description": parts["filter"]["description"] + ", as JSON"},
         "min_score": {"type": "number", "minimum": -1, "maximum": 1, "description": parts["min_score"]["description"]},
         "box": {**text, "description": parts["box"]["description"] + ", separated by commas"},
-        "exclude": {"type": "array", "items": text, "maxItems": 1000, "description": parts["exclude"]["description"]},
-        "cursor": {**text, "maxLength": 500, "description": parts["cursor"]["description"]},
-        "include": {**text, "description": "attributes, vectors, or both separated by a comma"},
+        "exclude": {"type": "array", "items": text, "description": parts["exclude"]["description"]},
+        "cursor": {**text, "description": parts["cursor"]["description"]},
+        "include": {**text, "description": "attributes (the default), vectors, or both separated by a comma"},
     }
 
 
@@ -212,41 +254,51 @@ def _search_form() -> Json:
     """Returns the form of a search: the photo as a file, and the options as fields."""
     options = _options()
     options["exclude"]["maxItems"] = 10  # a form has 16 fields at most, and there are six other options
-    photo = {**_PHOTO, "description": "the photo, as a file"}
-    fields = {
-        "image": "(the bytes of photo.jpg)",
-        "top": 5,
-        "filter": json.dumps(_MUGS),
-        "min_score": 0.2,
-        "box": "0.1,0.1,0.9,0.9",
-        "exclude": ["mug-2", "mug-7"],
-        "include": "attributes,vectors",
+    photo = {**PHOTO, "description": "the photo, as a file"}
+    properties = {"image": photo, **options}
+    return {"title": "SearchForm", "type": "object", "required": ["image"], "properties": properties}
+
+
+_FORM_FIELDS = {
+    "image": "(the bytes of photo.jpg)",
+    "limit": 5,
+    "filter": json.dumps(_MUGS),
+    "min_score": 0.2,
+    "box": "0.1,0.1,0.9,0.9",
+    "exclude": ["mug-02", "mug-07"],
+    "include": "attributes,vectors",
+}
+_ITEM_FORM: Json = {
+    "title": "ItemForm",
+    "type": "object",
+    "required": ["item"],
+    "properties": {
+        "item": {"type": "string", "description": "the same as JSON", "examples": [json.dumps(_ITEM)]},
+        "image": {"type": "array", "items": PHOTO, "description": "photos; the name of each file is its image's id"},
+    },
+}
+_RAW_PHOTO: Json = {
+    "schema": {
+        **PHOTO,
+        "description": "the complete file; its own type, such as image/jpeg, is accepted as well",
     }
-    schema = {"type": "object", "required": ["image"], "properties": {"image": photo, **options}}
-    return _content(schema, {"a photo alone": {"image": fields["image"]}, "with options": fields})
-
-
-def _batch_content() -> Json:
-    schema = BatchBody.model_json_schema()
-    schema["properties"]["searches"]["items"] = schema.pop("$defs")["SearchBody"]
-    searches = [{"image": _BASE64, "top": 1}, {"item_id": "mug-1", "top": 1, "filter": _MUGS, "min_score": 0.8}]
-    return _content(schema, {"by a photo and by an item": {"searches": searches}})
-
-
+}
+"""JSON cannot show the bytes of a photo, so a description does. No generator supports the type image/*."""
 SEARCH_BODY: Json = {
     **_body(
         {
-            "multipart/form-data": _search_form(),
-            # JSON cannot show the bytes of a photo, so a description does.
-            "image/*": {"schema": {**_PHOTO, "description": "the complete file, as `curl --data-binary @photo.jpg`"}},
             "application/json": _content(
-                _schema(SearchBody),
+                "SearchBody",
                 {
-                    "similar items": {"item_id": "mug-1", "top": 5, "filter": _MUGS},
+                    "similar items": {"item_id": "mug-01", "limit": 5, "filter": _MUGS},
                     "a part of a photo": {"image": _BASE64, "box": [0.1, 0.1, 0.9, 0.9]},
                     "a photo by its address": _BY_ADDRESS,
                 },
             ),
+            "multipart/form-data": _content(
+                "SearchForm", {"a photo alone": {"image": _FORM_FIELDS["image"]}, "with options": _FORM_FIELDS}
+            ),
+            "application/octet-stream": _RAW_PHOTO,
         }
     ),
     "parameters": [
@@ -254,25 +306,21 @@ SEARCH_BODY: Json = {
         for name, part in _options().items()
     ],
 }
-BATCH_BODY = _body({"application/json": _batch_content()})
+_SEARCHES = [{"image": _BASE64, "limit": 1}, {"item_id": "mug-01", "limit": 1, "filter": _MUGS, "min_score": 0.8}]
+BATCH_BODY = _body({"application/json": _content("BatchBody", {"by a photo and by an item": {"searches": _SEARCHES}})})
 _ITEM_WITH_IMAGE = {**_ITEM, "images": [{"id": "front.jpg", "image": _BASE64}]}
-_ITEM_FIELDS = {
-    "item": {"type": "string", "description": "the same as JSON", "examples": [json.dumps(_ITEM)]},
-    "image": {"type": "array", "items": _PHOTO, "description": "photos; the name of each file is its image's id"},
-}
 ITEM_BODY = _body(
     {
-        "application/json": _content(_schema(ItemBody), {"without images": _ITEM, "with an image": _ITEM_WITH_IMAGE}),
-        "multipart/form-data": {"schema": {"type": "object", "required": ["item"], "properties": _ITEM_FIELDS}},
+        "application/json": _content("ItemBody", {"without images": _ITEM, "with an image": _ITEM_WITH_IMAGE}),
+        "multipart/form-data": {"schema": _reference("ItemForm")},
     }
 )
 IMAGE_BODY = _body(
     {
-        "image/*": {"schema": _PHOTO},
-        "application/json": _content(_schema(PhotoBody), {"by its address": _BY_ADDRESS}),
+        "application/json": _content("PhotoBody", {"by its address": _BY_ADDRESS}),
+        "application/octet-stream": _RAW_PHOTO,
     }
 )
-_NIGHTLY = {"source": "shop", "delete_missing": True}
-JOB_BODY = _body({"application/json": _content(JobBody.model_json_schema(), {"nightly": _NIGHTLY})})
-_PATCH = _content(_schema(ItemPatch), {"a new price": {"attributes": {"price": 9.5, "discount": None}}})
+JOB_BODY = _body({"application/json": _content("JobBody", {"nightly": {"source": "shop", "delete_missing": True}})})
+_PATCH = _content("ItemPatch", {"a new price": {"attributes": {"price": 9.5, "discount": None}}})
 PATCH_BODY = _body({"application/merge-patch+json": _PATCH, "application/json": _PATCH})

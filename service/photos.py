@@ -1,6 +1,5 @@
 """Loads, decodes and embeds the photos of requests, for searches and for writes."""
 
-from collections.abc import Callable
 from time import perf_counter
 from typing import NamedTuple
 
@@ -10,15 +9,15 @@ from numpy.typing import NDArray
 from index._util.byte_budget import ByteBudget
 from index.embedding.images import (
     Box,
-    EncodedImage,
-    ImageError,
     ImageLimits,
     Preprocessing,
     hold_memory,
+    load_part,
     load_pixels,
     model_side,
 )
 from service.inference import Embedding, Model
+from service.memory import BODY_FACTOR, Holding
 from service.problems import URL_DISABLED, ProblemError
 from service.requests import Photo
 from service.state import ServiceState
@@ -34,16 +33,14 @@ class QueryEmbedding(NamedTuple):
     embed: float
 
 
-async def load_photo(state: ServiceState, photo: Photo, hold: Callable[[int], None]) -> bytes:
-    """Returns the bytes of a photo that came with the request, or fetches and `hold`s them."""
+async def load_photo(state: ServiceState, photo: Photo, held: Holding) -> bytes:
+    """Returns the bytes of a photo that came with the request, or fetches them and counts them in `held`."""
     if photo.data is not None:
         return photo.data
     if state.fetcher is None:
         raise ProblemError(URL_DISABLED)
     async with state.admission.fetch_place():
-        data = await state.fetcher.fetch(str(photo.url))
-    hold(len(data))
-    return data
+        return await state.fetcher.fetch(str(photo.url), lambda size: held.add(BODY_FACTOR * size))
 
 
 async def embed_query(state: ServiceState, photo: bytes, box: Box | None, model: Model) -> QueryEmbedding:
@@ -75,8 +72,4 @@ def decode_query(
     with hold_memory(budget, photo, limits, model_side(rule) if box is None else None):
         if box is None:
             return load_pixels(photo, rule, limits)
-        image = EncodedImage(photo, limits)
-        left, top, right, bottom = (round(share * side) for share, side in zip(box, image.size * 2, strict=True))
-        if left >= right or top >= bottom:
-            raise ImageError("empty", f"The box {box} contains no pixel of the photo.", "Send a larger box.")
-        return rule.apply(*image.read((left, top, right, bottom), rule.resize))
+        return load_part(photo, rule, box, limits)

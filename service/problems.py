@@ -1,15 +1,20 @@
 """Converts errors to RFC 9457 problem documents: every answer that is not a success is made here."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import ceil
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from index._util.system import LockError
+from index._util.validation import explain_errors
 from index.embedding.bundle import BundleError
 from index.embedding.images import ImageError
 from index.errors import LookalikeError
@@ -17,9 +22,11 @@ from index.gallery.errors import (
     BundleMismatch,
     ItemMissing,
     JobMissing,
+    LimitExceeded,
     SearchError,
     StorageFull,
     StoreBusy,
+    StoreError,
     StoreReadOnly,
     VersionConflict,
 )
@@ -28,6 +35,8 @@ from service.admission import Overloaded
 from service.inference import NotReady
 from service.schemas.problem import Problem
 from service.url_fetcher import FetchError
+
+log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 _MAX_REPORTED = 10
@@ -62,9 +71,7 @@ _SEND_FILE = "Send a complete JPEG, PNG, WebP, AVIF, HEIC, GIF or BMP file."
 MALFORMED = ProblemType(
     "request-malformed", 400, "Malformed request", "Missing boundary in multipart.", "Correct the form's encoding."
 )
-NOT_FOUND = ProblemType(
-    "not-found", 404, "Not found", "There is nothing at /v1/serch.", "See /openapi.json for the addresses."
-)
+NOT_FOUND = ProblemType("not-found", 404, "Not found", "There is nothing at /v1/serch.", "See /docs for the addresses.")
 METHOD_NOT_ALLOWED = ProblemType(
     "method-not-allowed", 405, "Method not allowed", "/v1/search does not accept GET.", "Use POST."
 )
@@ -92,11 +99,18 @@ BODY_TOO_LARGE = ProblemType(
 BODY_UNSUPPORTED = ProblemType(
     "body-unsupported", 415, "Unsupported Content-Type", "The Content-Type is text/plain.", _SEND_PHOTO
 )
+HEAD_TOO_LARGE = ProblemType(
+    "head-too-large",
+    431,
+    "Request head too large",
+    "The head has more than 65,536 bytes.",
+    "Send a shorter address and shorter headers; a long filter fits into the body of a search.",
+)
 INVALID = ProblemType(
     "request-invalid",
     422,
     "Invalid request",
-    "top: Input should be less than or equal to 1000 (got 5000).",
+    "limit must be at most 1,000 (got 5000).",
     "Correct the value and send the request again.",
 )
 IMAGE_MISSING = ProblemType("image-missing", 422, "Missing photo", "The form has no file field `image`.", _SEND_PHOTO)
@@ -135,12 +149,26 @@ READ_ONLY = ProblemType(
     "Nothing was written to catalogue.sqlite: attempt to write a readonly database.",
     "Ask the operator to make the gallery's folder writable, and send the request again.",
 )
+STORE_FAILED = ProblemType(
+    "store-failed",
+    503,
+    "Gallery cannot be used",
+    "catalogue.sqlite cannot be read: database disk image is malformed.",
+    "Ask the operator to run `lookalike gallery verify`, and to restore a snapshot.",
+)
 OVERLOADED = ProblemType(
     "overloaded",
     503,
     "Service overloaded",
     "64 photos to embed are waiting already.",
     "Send the request again after the time in Retry-After.",
+)
+KEYS_UNREADABLE = ProblemType(
+    "keys-unreadable",
+    503,
+    "API keys unreadable",
+    "The service cannot read its API keys, so it refuses every request.",
+    "Ask the operator to repair the key file, and send the request again.",
 )
 BODY_PROBLEMS = (BODY_TOO_LARGE, BODY_TIMEOUT, OVERLOADED)
 """The problems of any request with a body."""
@@ -168,7 +196,7 @@ TOO_MANY_REQUESTS = ProblemType(
     "The limit of this key is 50 requests per second.",
     "Send the request again after the time in Retry-After.",
 )
-ACCESS_PROBLEMS = (KEY_MISSING, KEY_INVALID, FORBIDDEN, TOO_MANY_REQUESTS)
+ACCESS_PROBLEMS = (KEY_MISSING, KEY_INVALID, FORBIDDEN, TOO_MANY_REQUESTS, KEYS_UNREADABLE)
 FILTER_INVALID = ProblemType(
     "filter-invalid",
     422,
@@ -183,13 +211,20 @@ SEARCH_INVALID = ProblemType(
     "The cursor belongs to another search.",
     "Send the same query, filter and bounds as for the first page.",
 )
-ITEM_MISSING = ProblemType("item-missing", 404, "Item not found", "The gallery has no item 'mug-1'.", "Check the id.")
+ITEM_MISSING = ProblemType("item-missing", 404, "Item not found", "The gallery has no item 'mug-01'.", "Check the id.")
 CONFLICT = ProblemType(
     "version-conflict",
     412,
     "Version conflict",
-    "Item 'mug-1' was changed since it was read.",
+    "Item 'mug-01' was changed since it was read.",
     "Read it again and repeat the change.",
+)
+LIMIT_EXCEEDED = ProblemType(
+    "limit-exceeded",
+    422,
+    "Limit exceeded",
+    "Item 'mug-01' would have 257 images; the limit is 256.",
+    "Remove some of its images first, or send fewer.",
 )
 JOB_MISSING = ProblemType("job-missing", 404, "Job not found", "The gallery has no job 7.", "List jobs at /v1/jobs.")
 JOB_ENDED = ProblemType(
@@ -219,6 +254,7 @@ IMAGE_PROBLEMS = {
         ("too_large", 413, "Photo too large", "The image has 31,000,000 bytes.", "Send a smaller file."),
         ("too_many_pixels", 413, "Photo has too many pixels", _TOO_MANY_PIXELS, "Send a smaller picture."),
         ("unreachable", 422, "Photo unreachable", "The image could not be read from its address.", _SEND_FILE),
+        ("forbidden", 422, "Photo not allowed", "The image is outside the folder of its table.", _SEND_FILE),
     )
 }
 """By the reason of an ImageError."""
@@ -245,11 +281,14 @@ _BY_KIND = {
     SearchError.kind: SEARCH_INVALID,
     ItemMissing.kind: ITEM_MISSING,
     VersionConflict.kind: CONFLICT,
+    LimitExceeded.kind: LIMIT_EXCEEDED,
     JobMissing.kind: JOB_MISSING,
     BundleError.kind: BUNDLE_INVALID,
     StorageFull.kind: STORAGE_FULL,
     StoreBusy.kind: OVERLOADED,
     StoreReadOnly.kind: READ_ONLY,
+    StoreError.kind: STORE_FAILED,
+    LockError.kind: STORE_FAILED,
 }
 _FORM_REMEDIES = {
     "Too many files": "Send fewer files.",
@@ -279,6 +318,16 @@ class ProblemError(HTTPException):
         self.remedy = type.remedy if remedy is None else remedy
 
 
+def invalid_request(
+    mistakes: Sequence[Mapping[str, Any]], known: type[BaseModel] | Collection[str] = ()
+) -> ProblemError:
+    """Returns the problem of a request with these mistakes, as pydantic reports them, and the names that it may use."""
+    lines = [f"{clause}." for clause in explain_errors(mistakes[:_MAX_REPORTED], known)]
+    if len(mistakes) > _MAX_REPORTED:
+        lines.append(f"And {len(mistakes) - _MAX_REPORTED:,} more.")
+    return ProblemError(INVALID, " ".join(lines))
+
+
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Makes the response that carries a problem."""
     return JSONResponse(problem.model_dump(), problem.status, headers=headers, media_type=MEDIA_TYPE)
@@ -302,7 +351,8 @@ def _handle_http_error(request: Request, error: Exception) -> JSONResponse:
     if type is NOT_FOUND:
         detail = f"There is nothing at {path}."
     elif type is METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "GET")
+        allowed = (error.headers or {}).get("Allow", "GET").replace("GET", "GET, HEAD")
+        error.headers = {**(error.headers or {}), "Allow": allowed}
         detail, remedy = f"{path} does not accept {request.method}.", f"Use {allowed}."
     else:
         remedy = next((text for start, text in _FORM_REMEDIES.items() if detail.startswith(start)), remedy)
@@ -311,28 +361,9 @@ def _handle_http_error(request: Request, error: Exception) -> JSONResponse:
 
 def _handle_validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    mistakes = error.errors()
-    lines = [
-        f"{_place(it['loc'])}: {it['msg'].removeprefix('Value error, ')} (got {_shorten(it['input'])})."
-        for it in mistakes[:_MAX_REPORTED]
-    ]
-    if len(mistakes) > _MAX_REPORTED:
-        lines.append(f"And {len(mistakes) - _MAX_REPORTED:,} more.")
-    return problem_response(INVALID.problem(" ".join(lines), INVALID.remedy, request.state.request_id))
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    """Formats the field of a body, address or header, such as `searches[1].top`."""
-    parts = location[1:] or location
-    if parts[0] == "attributes":
-        parts = parts[:2]  # what follows is the type that the value was validated as
-    return "".join(f"[{it}]" if isinstance(it, int) else f".{it[:80]}" for it in parts).removeprefix(".")
-
-
-def _shorten(value: object) -> str:
-    if isinstance(value, dict | list):  # may be as large as the request
-        return "an object" if isinstance(value, dict) else "a list"
-    return str(value[:80] if isinstance(value, str | bytes) else value)[:80]
+    # Parameters of the path, the query string and headers; `loc` begins with which of them it is.
+    invalid = invalid_request([{**mistake, "loc": mistake["loc"][1:]} for mistake in error.errors()])
+    return problem_response(INVALID.problem(invalid.detail, invalid.remedy, request.state.request_id))
 
 
 def _handle_image_error(request: Request, error: Exception) -> JSONResponse:
@@ -346,6 +377,8 @@ def _handle_lookalike_error(request: Request, error: Exception) -> JSONResponse:
     type = FETCH_PROBLEMS[error.reason] if isinstance(error, FetchError) else _BY_KIND.get(error.kind)
     if type is None:
         raise error  # an error of the service, not of the request: RequestContext answers it
+    if type is STORE_FAILED:
+        log.error("request %s: %s", request.state.request_id, error)
     headers = {}
     if isinstance(error, StoreBusy):
         headers["Retry-After"] = "1"

@@ -9,21 +9,22 @@ from urllib.parse import unquote
 
 import anyio
 import anyio.lowlevel
-from fastapi import Header, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import Depends, Header, Request
 from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import SkipJsonSchema
 from pydantic_core import from_json
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 
 from index.gallery.filters import Filter
 from index.items import MAX_ID_LENGTH, Item
-from service.problems import BODY_UNSUPPORTED, IMAGE_MISSING, INVALID, ProblemError
+from service.problems import BODY_UNSUPPORTED, IMAGE_MISSING, INVALID, ProblemError, invalid_request
 from service.schemas.items import ItemBody, ItemPatch, PhotoBody
 from service.schemas.search import BatchBody, SearchBody, SearchOptions
 
-_MAX_COMMAS = 100_000
-"""Values of a JSON body: photos in base64 have no comma, and 16 searches that exclude 1,000 items each have 16,000."""
+_MAX_VALUES = 100_000
+"""Values of a JSON body, counted by its commas and brackets: each takes up to 250 bytes of memory, and an empty list is
+two bytes of JSON. Photos in base64 have none of them, and 16 searches that exclude 1,000 items each have 16,000."""
 Shape = TypeVar("Shape", bound=BaseModel)
 Result = TypeVar("Result")
 
@@ -39,7 +40,8 @@ class SearchRequest(NamedTuple):
     """A search: its options, and either a photo or an item of the gallery."""
 
     options: SearchOptions
-    photo: Photo = Photo()
+    filter: Filter | None
+    photo: Photo
     item_id: str | None = None
 
     @property
@@ -47,18 +49,24 @@ class SearchRequest(NamedTuple):
         """The options that the gallery applies, as its keyword arguments."""
         options = self.options
         return {
-            "top": options.top,
-            "filter": Filter.parse(options.filter) if options.filter else None,
+            "top": options.limit,
+            "filter": self.filter,
             "min_score": options.min_score,
             "exclude": options.exclude,
             "cursor": options.cursor,
         }
 
     @classmethod
+    def from_options(cls, options: SearchOptions, photo: Photo, item_id: str | None = None) -> "SearchRequest":
+        """Makes a request whose filter is parsed now: unlike a parsed one, its document may be as large as the body."""
+        filter = Filter.parse(options.filter) if options.filter else None
+        return cls(options.model_copy(update={"filter": {}}), filter, photo, item_id)
+
+    @classmethod
     def from_body(cls, body: SearchBody) -> "SearchRequest":
         """Makes a request of a JSON body, whose photo is decoded."""
         options = SearchOptions(**{name: getattr(body, name) for name in SearchOptions.model_fields})
-        return cls(options, Photo(_decode_base64(body.image), body.image_url), body.item_id)
+        return cls.from_options(options, Photo(_decode_base64(body.image), body.image_url), body.item_id)
 
 
 class ItemWrite(NamedTuple):
@@ -68,11 +76,12 @@ class ItemWrite(NamedTuple):
     photos: dict[str, Photo] | None
 
     def item(self, item_id: str) -> Item:
-        return Item(id=item_id, title=self.body.title, url=self.body.url, attributes=self.body.attributes)
+        body = self.body
+        return Item(id=item_id, title=body.title or "", url=body.url or "", attributes=body.attributes)
 
 
 class Conditions(NamedTuple):
-    """The ETags of If-Match and If-None-Match; a header that names no ETag matches nothing."""
+    """The ETags of If-Match and If-None-Match; an empty header is no condition."""
 
     if_match: frozenset[str] | None
     if_none_match: frozenset[str]
@@ -88,17 +97,36 @@ class Conditions(NamedTuple):
 
 async def read_conditions(
     request: Request,
-    if_match: Annotated[str, Header(description='only if the ETag is one of these, such as `"7"`')] = "",
-    if_none_match: Annotated[str, Header(description="not if the ETag is one of these; `*` for any")] = "",
+    if_match: Annotated[
+        str | SkipJsonSchema[None], Header(description='only if the ETag is one of these, such as `"7"`')
+    ] = None,
+    if_none_match: Annotated[
+        str | SkipJsonSchema[None], Header(description="not if the ETag is one of these; `*` for any")
+    ] = None,
 ) -> Conditions:
     """Reads the headers of a request, which may span several lines; the parameters only describe them."""
     return Conditions(parse_etags(request, "if-match"), parse_etags(request, "if-none-match") or frozenset())
 
 
 def parse_etags(request: Request, header: str) -> frozenset[str] | None:
-    """Returns the ETags that a header lists, or None without such a header."""
-    lines = request.headers.getlist(header)
+    """Returns the ETags that a header lists, or None without such a header or with an empty one."""
+    lines = [line for line in request.headers.getlist(header) if line.strip()]
     return frozenset(tag for line in lines for part in line.split(",") if (tag := part.strip())) if lines else None
+
+
+async def check_query(request: Request) -> None:
+    """Refuses options in the query string that the OpenAPI document does not describe for the route."""
+    if not request.query_params:
+        return
+    operation = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
+    known = [parameter["name"] for parameter in operation.get("parameters", ()) if parameter["in"] == "query"]
+    unknown = [name for name in request.query_params if name not in known]
+    if unknown:
+        raise invalid_request([{"type": "extra_forbidden", "loc": (name,)} for name in unknown], known)
+
+
+KnownQuery = Depends(check_query)
+"""The dependency of routes that refuse unknown options; after the one that checks the key."""
 
 
 def etag(version: int) -> str:
@@ -140,8 +168,8 @@ async def read_search(request: Request) -> SearchRequest:
     """Reads a search; options in the query string win over those in the body."""
     query = _parse_options(request.query_params.multi_items())
     media_type = _media_type(request)
-    if media_type.startswith("image/"):
-        return SearchRequest(validate(SearchOptions, query), Photo(await request.body()))
+    if _is_photo(media_type):
+        return SearchRequest.from_options(validate(SearchOptions, query), Photo(await request.body()))
     if media_type == "application/json":
         return SearchRequest.from_body(validate(SearchBody, {**_parse_object(await request.body()), **query}))
     if media_type == "multipart/form-data":
@@ -167,7 +195,7 @@ async def _read_search_form(request: Request, query: dict[str, Any]) -> SearchRe
             raise ProblemError(IMAGE_MISSING)
         fields = [(name, value) for name, value in form.multi_items() if name != "image" and isinstance(value, str)]
         options = validate(SearchOptions, {**_parse_options(fields), **query})
-        return SearchRequest(options, Photo(await image.read()))
+        return SearchRequest.from_options(options, Photo(await image.read()))
 
 
 def _parse_options(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
@@ -216,7 +244,9 @@ async def read_item(request: Request, max_photos: int) -> ItemWrite:
     by_id = dict(photos)
     if len(by_id) < len(photos):
         raise ProblemError(INVALID, "images: two have the same id.", "Give each photo of an item a unique id.")
-    return ItemWrite(body, None if body.images is None and not files else by_id)
+    has_photos = body.images is not None or bool(files)
+    # Without the photos in base64, which were decoded.
+    return ItemWrite(body.model_copy(update={"images": None}), by_id if has_photos else None)
 
 
 async def _read_item_form(form: FormData) -> tuple[ItemBody, list[tuple[str, Photo]]]:
@@ -246,7 +276,7 @@ async def read_patch(request: Request) -> ItemPatch:
 async def read_photo(request: Request) -> Photo:
     """Reads a photo, sent as the body itself or within JSON."""
     media_type = _media_type(request)
-    if media_type.startswith("image/"):
+    if _is_photo(media_type):
         return Photo(await request.body())
     if media_type == "application/json":
         return _photo(_parse_json(PhotoBody, await request.body()))
@@ -282,7 +312,7 @@ def validate(shape: type[Shape], values: dict[str, Any]) -> Shape:
     try:
         return shape.model_validate(values)
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise invalid_request(error.errors(), shape) from None
 
 
 def _parse_json(shape: type[Shape], body: bytes) -> Shape:
@@ -291,7 +321,7 @@ def _parse_json(shape: type[Shape], body: bytes) -> Shape:
         # Unlike Python's own parser, pydantic's refuses lone surrogates, which could not be stored.
         return shape.model_validate_json(body)
     except ValidationError as error:
-        raise _invalid(error) from None
+        raise invalid_request(error.errors(), shape) from None
 
 
 def _parse_object(body: bytes) -> dict[str, Any]:
@@ -301,15 +331,15 @@ def _parse_object(body: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise ProblemError(INVALID, f"The body is not JSON: {error}.", "Correct it and send it again.") from None
     if not isinstance(document, dict):
-        raise ProblemError(INVALID, "The body is not a JSON object.", 'Send one such as {"item_id": "mug-1"}.')
+        raise ProblemError(INVALID, "The body is not a JSON object.", 'Send one such as {"item_id": "mug-01"}.')
     return document
 
 
 def _check_value_count(body: bytes) -> None:
     """Refuses a JSON body with too many values before objects are made of them."""
-    if (commas := body.count(b",")) > _MAX_COMMAS:
+    if (count := sum(map(body.count, (b",", b"[", b"{")))) > _MAX_VALUES:
         raise ProblemError(
-            INVALID, f"The body has about {commas:,} values; the limit is {_MAX_COMMAS:,}.", "Send fewer."
+            INVALID, f"The body has about {count:,} values; the limit is {_MAX_VALUES:,}.", "Send fewer."
         )
 
 
@@ -331,6 +361,11 @@ def _media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+def _is_photo(media_type: str) -> bool:
+    """Whether a body is a photo itself; generated clients send bytes as application/octet-stream."""
+    return media_type.startswith("image/") or media_type == "application/octet-stream"
+
+
 def _check_charset(request: Request) -> None:
     """Refuses a form in another encoding than UTF-8: the parser would use any codec that Python knows."""
     _, parameters = parse_options_header(request.headers.get("content-type", ""))
@@ -342,8 +377,3 @@ def _check_charset(request: Request) -> None:
 def _unsupported(media_type: str, remedy: str) -> ProblemError:
     problem = f"The Content-Type is {media_type}." if media_type else "The request has no Content-Type."
     return ProblemError(BODY_UNSUPPORTED, problem, remedy)
-
-
-def _invalid(error: ValidationError) -> RequestValidationError:
-    """Converts an error to the one that FastAPI raises, which the service answers with a problem."""
-    return RequestValidationError([{**it, "loc": ("body", *it["loc"])} for it in error.errors()])

@@ -1,6 +1,6 @@
 """Runs a search: photo to vector, vector to items, items to the answer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import NamedTuple
@@ -9,103 +9,83 @@ import numpy as np
 
 from index.gallery import Hit, SearchResult
 from index.gallery.errors import BundleMismatch
-from index.items import Attribute
+from service.answers import AnswerWriter, join_items
+from service.memory import Holding
 from service.photos import QueryEmbedding, embed_query, load_photo
-from service.problems import ANSWER_TOO_LARGE, ProblemError
 from service.requests import SearchRequest
 from service.schemas.search import BatchAnswer, Match, MatchedImage, Milliseconds, SearchAnswer, SearchOptions
 from service.state import ServiceState
 
-_BYTES_PER_NUMBER = 22
-"""Of a vector in JSON: a float32 as a double has up to 20 digits."""
+
+async def search(state: ServiceState, request: SearchRequest, media: str, held: Holding) -> bytes:
+    """Returns, as JSON, the items that look like the photo or the item of a request; `media` is where thumbnails are.
+
+    The answer is counted in `held` while it is made.
+    """
+    return await _search(state, request, media, AnswerWriter(held, state.settings.max_answer_bytes))
 
 
-class AnswerSize:
-    """Counts the approximate bytes of an answer while it is made, and refuses one that becomes too large."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._bytes = 0
-
-    def add_match(self, match: Match) -> None:
-        self._bytes += item_bytes(match.title, match.url, match.attributes)
-        self._bytes += _BYTES_PER_NUMBER * len(match.vector or ())
-        if self._bytes > self._max_bytes:
-            raise ProblemError(
-                ANSWER_TOO_LARGE, f"The answer would have more than {self._max_bytes:,} bytes.", ANSWER_TOO_LARGE.remedy
-            )
+async def search_batch(state: ServiceState, requests: list[SearchRequest], media: str, held: Holding) -> bytes:
+    """Runs several searches one after the other: a batch must not displace the photos of other requests."""
+    writer = AnswerWriter(held, state.settings.max_answer_bytes)
+    answers = [await _search(state, request, media, writer) for request in requests]
+    return join_items(BatchAnswer(answers=[]), "answers", answers)
 
 
-def item_bytes(title: str, url: str, attributes: Mapping[str, Attribute]) -> int:
-    """Returns the approximate size of an item in an answer."""
-    return 300 + len(title) + len(url) + sum(len(name) + len(str(value)) + 8 for name, value in attributes.items())
-
-
-async def search(
-    state: ServiceState, request: SearchRequest, media: str, size: AnswerSize | None = None
-) -> SearchAnswer:
-    """Finds the items that look like the photo or the item of a request; `media` is where thumbnails are served."""
-    size = size or AnswerSize(state.settings.max_answer_bytes)
+async def _search(state: ServiceState, request: SearchRequest, media: str, writer: AnswerWriter) -> bytes:
     if request.item_id is not None:
         with state.admission.place("search"):
             bounded = partial(state.gallery.search_item, request.item_id, **request.bounds)
-            found = await state.admission.run("search", _find, state, bounded, request.options, media, size)
+            found = await state.admission.run("search", _find, state, bounded, request, media, writer)
         return _answer(state, found, None)
-    with state.admission.hold_bytes() as hold:
-        photo = await load_photo(state, request.photo, hold)
+    with state.admission.received.hold() as fetched:
+        photo = await load_photo(state, request.photo, fetched)
         # Taken after the photo was fetched: a slow host must not keep other searches from working.
         with state.admission.place("search"):
-            found, embedding = await _search_photo(state, request, photo, media, size)
+            found, embedding = await _search_photo(state, request, photo, media, writer)
     return _answer(state, found, embedding)
 
 
-async def search_batch(state: ServiceState, requests: list[SearchRequest], media: str) -> BatchAnswer:
-    """Runs several searches one after the other: a batch must not displace the photos of other requests."""
-    size = AnswerSize(state.settings.max_answer_bytes)
-    return BatchAnswer(answers=[await search(state, request, media, size) for request in requests])
-
-
 class _Found(NamedTuple):
-    """The result of a search, the matches made from it, and the seconds that the search took."""
+    """The result of a search, the JSON of each item, why there are none, and the seconds that the search took."""
 
     result: SearchResult
-    matches: list[Match]
+    items: list[bytes]
+    hints: list[str]
     seconds: float
 
 
 async def _search_photo(
-    state: ServiceState, request: SearchRequest, photo: bytes, media: str, size: AnswerSize
+    state: ServiceState, request: SearchRequest, photo: bytes, media: str, writer: AnswerWriter
 ) -> tuple[_Found, QueryEmbedding]:
     """Embeds a photo and searches; embeds it again if its bundle was replaced twice meanwhile."""
     embedding = await embed_query(state, photo, request.options.box, await state.active_model.ready())
     try:
-        return await _search_vector(state, request, embedding, media, size), embedding
+        return await _search_vector(state, request, embedding, media, writer), embedding
     except BundleMismatch:
         await state.active_model.follow()
         embedding = await embed_query(state, photo, request.options.box, state.active_model.current())
-        return await _search_vector(state, request, embedding, media, size), embedding
+        return await _search_vector(state, request, embedding, media, writer), embedding
 
 
 async def _search_vector(
-    state: ServiceState, request: SearchRequest, embedding: QueryEmbedding, media: str, size: AnswerSize
+    state: ServiceState, request: SearchRequest, embedding: QueryEmbedding, media: str, writer: AnswerWriter
 ) -> _Found:
     vectors, bundle_id = embedding.vector[np.newaxis], embedding.model.bundle.id
     bounded = partial(state.gallery.search, vectors, bundle_id=bundle_id, **request.bounds)
-    return await state.admission.run("search", _find, state, bounded, request.options, media, size)
+    return await state.admission.run("search", _find, state, bounded, request, media, writer)
 
 
 def _find(
-    state: ServiceState, search: Callable[[], SearchResult], options: SearchOptions, media: str, size: AnswerSize
+    state: ServiceState, search: Callable[[], SearchResult], request: SearchRequest, media: str, writer: AnswerWriter
 ) -> _Found:
     """Searches and reads the items in one call: a switch of threads costs as much as a search."""
     started = perf_counter()
     result = search()
     seconds = perf_counter() - started
-    matches = []
-    for hit in result.hits[0]:
-        matches.append(_match(state, hit, options, result.bundle_id, media))
-        size.add_match(matches[-1])
-    return _Found(result, matches, seconds)
+    options, filter = request.options, request.filter
+    items = [writer.encode(_match(state, hit, options, result.bundle_id, media)) for hit in result.hits[0]]
+    return _Found(result, items, [] if items or not filter else state.gallery.filter_hints(filter), seconds)
 
 
 def _match(state: ServiceState, hit: Hit, options: SearchOptions, bundle_id: str, media: str) -> Match:
@@ -116,8 +96,8 @@ def _match(state: ServiceState, hit: Hit, options: SearchOptions, bundle_id: str
         vector = None if stored is None else stored.tolist()
     return Match(
         id=item.id,
-        title=item.title,
-        url=item.url,
+        title=item.title or None,
+        url=item.url or None,
         score=hit.score,
         attributes=item.attributes if "attributes" in options.include else {},
         image=MatchedImage(id=image.id, url=f"{media}/{image.digest}.jpg"),
@@ -125,16 +105,18 @@ def _match(state: ServiceState, hit: Hit, options: SearchOptions, bundle_id: str
     )
 
 
-def _answer(state: ServiceState, found: _Found, embedding: QueryEmbedding | None) -> SearchAnswer:
+def _answer(state: ServiceState, found: _Found, embedding: QueryEmbedding | None) -> bytes:
     result = found.result
     state.telemetry.stage("search", found.seconds)
     state.telemetry.saw_revision(result.revision)
     stages = (embedding.decode, embedding.wait, embedding.embed) if embedding else (0.0, 0.0, 0.0)
     decode, wait, embed, search = (round(seconds * 1000, 2) for seconds in (*stages, found.seconds))
-    return SearchAnswer(
-        items=found.matches,
+    answer = SearchAnswer(
+        items=[],
         cursor=result.cursor,
         bundle=result.bundle_id,
         revision=result.revision,
         milliseconds=Milliseconds(decode=decode, wait=wait, embed=embed, search=search),
+        hints=found.hints,
     )
+    return join_items(answer, "items", found.items)

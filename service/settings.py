@@ -15,8 +15,10 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from index._util.validation import explain_errors, suggest
 from index.embedding.images import DEFAULT_LIMITS, ImageLimits
 from index.errors import LookalikeError
+from index.ingest.options import AddressList
 from service.url_fetcher import HostPattern
 
 PREFIX = "LOOKALIKE_"
@@ -81,6 +83,12 @@ class Settings(BaseSettings):
     sources: _Json[dict[str, str]] = Field(
         default={}, description="name to address of the sources that may be re-indexed over the API"
     )
+    source_folders: _Json[list[str]] = Field(
+        default=[], description="folders and s3:// prefixes that rows of these sources may name besides their own"
+    )
+    source_addresses: _Json[AddressList] = Field(
+        default=[], description="hosts and networks, other than public ones, that rows of these sources may name"
+    )
     bundles: _Json[dict[str, DirectoryPath]] = Field(
         default={}, description="name to folder of the bundles that a re-index over the API may use"
     )
@@ -91,7 +99,7 @@ class Settings(BaseSettings):
     max_decode_bytes: int | None = Field(
         default=None,
         gt=0,
-        description="memory for decoding photos, all processes together; default: half of the memory limit",
+        description="memory for decoding photos, all processes together; default: by the memory limit",
     )
     max_batch: int = Field(default=16, ge=1, le=256, description="photos per request")
     max_requests: int = Field(default=64, ge=1, description="searches that run at once, per process")
@@ -101,11 +109,23 @@ class Settings(BaseSettings):
     max_waiting: int = Field(
         default=64, ge=1, description="length of every other queue (photos, listings, requests about jobs), per process"
     )
-    max_held_bytes: int = Field(
-        default=512 * 1024 * 1024, gt=0, description="bodies and fetched photos in memory, all processes together"
+    max_held_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="memory for bodies and fetched photos, all processes together; default: by the memory limit",
+    )
+    max_unsent_bytes: int | None = Field(
+        default=None,
+        gt=0,
+        description="memory for responses until they are read, all processes together; default: by the memory limit",
     )
     max_connections: int | None = Field(
         default=None, ge=1, description="open connections per process; default: what the limit of open files allows"
+    )
+    max_client_connections: int | None = Field(
+        default=None,
+        ge=1,
+        description="open connections per process from one address, such as a proxy's; default: half of all",
     )
     max_write_attempts: int = Field(
         default=32, ge=1, description="attempts of a write to an item that others change at the same time"
@@ -118,7 +138,7 @@ class Settings(BaseSettings):
         gt=0,
         description="a client that reads less than 10 kB per second of a response for so long is cut off",
     )
-    max_answer_bytes: int = Field(default=8 << 20, gt=0, description="approximate size of the largest response")
+    max_answer_bytes: int = Field(default=8 << 20, gt=0, description="size of the largest response")
     bundle_poll_seconds: float = Field(default=2, gt=0, description="interval of looking for a newly activated bundle")
     bundle_retry_seconds: float = Field(
         default=10, gt=0, description="delay before a bundle that failed to load is tried again"
@@ -132,6 +152,9 @@ class Settings(BaseSettings):
         default=[], description="hosts that `image_url` may name; empty: `image_url` is disabled"
     )
     url_seconds: float = Field(default=5, gt=0, description="timeout for fetching a photo")
+    media_max_age: int = Field(
+        default=86_400, ge=0, description="seconds that caches may keep a thumbnail, also after its deletion"
+    )
     cors_origins: _Json[list[Annotated[str, AfterValidator(_check_origin)]]] = Field(
         default=[], description="origins of web pages that may call the API"
     )
@@ -163,11 +186,12 @@ class Settings(BaseSettings):
 def load_settings(**values: Any) -> Settings:
     """Loads the settings; raises one SettingsError that lists every mistake with its place."""
     unknown = sorted(name for name in os.environ if name.startswith(PREFIX) and not _is_known(name))
-    mistakes = [f"{name}: unknown setting" for name in unknown]
+    known = [f"{PREFIX}{name.upper()}" for name in Settings.model_fields]
+    mistakes = [f"{name} is unknown{suggest(name, known)}" for name in unknown]
     try:
         settings = Settings(**{name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
-        mistakes += [f"{_place(it['loc'])}: {it['msg'].removeprefix('Value error, ')}" for it in error.errors()]
+        mistakes += explain_errors(error.errors(), Settings)
     except ValueError as error:  # the file is not valid TOML
         mistakes.append(f"the file of {FILE_VARIABLE}: {error}")
     if mistakes:
@@ -180,7 +204,3 @@ def load_settings(**values: Any) -> Settings:
 
 def _is_known(variable: str) -> bool:
     return variable == FILE_VARIABLE or variable.removeprefix(PREFIX).lower() in Settings.model_fields
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    return ".".join(map(str, location)) or "settings"

@@ -13,10 +13,12 @@ from fastapi import Depends, Request
 
 from index.gallery import Gallery, open_gallery
 from service.admission import Admission
-from service.auth.api_keys import KeyRing
+from service.auth.api_keys import KeyFileUnreadable, KeyRing
 from service.auth.rate_limit import RateLimit
 from service.inference import ActiveModel
+from service.memory import Holding
 from service.observability.metrics import Telemetry
+from service.readiness import Readiness
 from service.settings import Settings, SettingsError
 from service.url_fetcher import Fetcher
 
@@ -36,6 +38,7 @@ class ServiceState:
     admission: Admission
     gallery: Gallery
     active_model: ActiveModel
+    readiness: Readiness
     keys: KeyRing | None
     rates: RateLimit
     fetcher: Fetcher | None
@@ -63,13 +66,15 @@ async def open_state(settings: Settings, telemetry: Telemetry, admission: Admiss
         active_model = ActiveModel(gallery, settings, check_queue=admission.check_queue, on_batch=telemetry.batch)
         await active_model.start()
         try:
+            keys = KeyRing(settings.keys, on_change=_log_keys) if settings.keys else None
             yield ServiceState(
                 settings=settings,
                 telemetry=telemetry,
                 admission=admission,
                 gallery=gallery,
                 active_model=active_model,
-                keys=KeyRing(settings.keys) if settings.keys else None,
+                readiness=Readiness(gallery, active_model, admission, keys),
+                keys=keys,
                 rates=RateLimit(settings.rate, settings.burst),
                 fetcher=_make_fetcher(settings),
                 examples=_list_photos(settings.examples),
@@ -87,6 +92,13 @@ def check_exposure(settings: Settings) -> None:
             f"The service would listen on {settings.host} without API keys.",
             "Create some with `lookalike keys create` and set LOOKALIKE_KEYS, or set LOOKALIKE_OPEN=true.",
         )
+
+
+def _log_keys(error: KeyFileUnreadable | None) -> None:
+    if error:
+        log.error("%s Until then every request is refused.", error)
+    else:
+        log.info("the key file can be read again")
 
 
 def _make_fetcher(settings: Settings) -> Fetcher | None:
@@ -108,5 +120,11 @@ async def _get_state(request: Request) -> ServiceState:
     return cast(ServiceState, request.state.service)
 
 
+async def _get_answer(request: Request) -> Holding:
+    return cast(Holding, request.state.answer)
+
+
+AnswerDep = Annotated[Holding, Depends(_get_answer)]
+"""The parameter type by which a route receives what it counts its answer's bytes with."""
 StateDep = Annotated[ServiceState, Depends(_get_state)]
 """The parameter type by which a route receives the state."""

@@ -8,19 +8,19 @@ import logging
 import re
 import socket
 import ssl
-from collections.abc import Iterable, Sequence
-from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
+from collections.abc import Callable, Iterable, Sequence
+from ipaddress import ip_address
 from typing import Literal, NamedTuple
 
 import anyio
 import httpcore
 import httpx
 
+from index._util.addresses import HOST_NAME, Address, is_public
 from index.errors import LookalikeError
 
 log = logging.getLogger(__name__)
 
-Address = IPv4Address | IPv6Address
 Reason = Literal[
     "bad_url",
     "host_not_allowed",
@@ -36,16 +36,7 @@ Reason = Literal[
 _PORTS = {"https": 443, "http": 80}
 _REDIRECTS = {301, 302, 303, 307, 308}
 _OCTETS = {"application/octet-stream", "binary/octet-stream"}
-# The last label must not be a number: resolvers read 2130706433, 0x7f.1 and 0177.0.0.1 as addresses.
-_HOST_NAME = re.compile(r"(?=.{1,253}$)([a-z0-9_-]{1,63}\.)*(?!\d+$|0x[0-9a-f]*$)[a-z0-9_-]{1,63}")
-
 _PATTERN = re.compile(r"(\*\.?)?([^*:/?#@\s]*)(?::(\d{1,5}))?")
-
-_NAT64 = IPv6Network("64:ff9b::/96")
-_GLOBAL_UNICAST = IPv6Network("2000::/3")
-# Not public, although some versions of `ipaddress` call them global: protocol assignments, relays and tunnels with an
-# embedded IPv4 address (6to4, Teredo), documentation.
-_REFUSED = [ip_network(it) for it in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20")]
 
 
 class FetchError(LookalikeError):
@@ -59,19 +50,6 @@ class FetchError(LookalikeError):
     def __init__(self, reason: Reason, problem: str, remedy: str) -> None:
         super().__init__(problem, remedy)
         self.reason: Reason = reason
-
-
-def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet; an embedded IPv4 address is checked too."""
-    if isinstance(address, IPv6Address):
-        if address.ipv4_mapped:
-            return is_public(address.ipv4_mapped)
-        if address in _NAT64:
-            return is_public(IPv4Address(address.packed[-4:]))
-        if address not in _GLOBAL_UNICAST:
-            return False
-    special = address.is_multicast or address.is_reserved or any(address in network for network in _REFUSED)
-    return address.is_global and not special
 
 
 class Fetcher:
@@ -98,8 +76,8 @@ class Fetcher:
         self._max_redirects = max_redirects
         self._tls = httpx.create_ssl_context()
 
-    async def fetch(self, url: str) -> bytes:
-        """Returns the bytes at an address; raises FetchError."""
+    async def fetch(self, url: str, on_bytes: Callable[[int], None] = lambda size: None) -> bytes:
+        """Returns the bytes at an address; raises FetchError. `on_bytes` is called with the size of each piece."""
         # Without idle connections no connection outlives its check: each redirect is resolved and checked again.
         pool = httpcore.AsyncConnectionPool(
             self._tls, max_keepalive_connections=0, network_backend=_CheckedNetwork(self)
@@ -107,7 +85,7 @@ class Fetcher:
         try:
             with anyio.fail_after(self._timeout):
                 async with pool:
-                    return await self._follow(pool, self._parse(url))
+                    return await self._follow(pool, self._parse(url), on_bytes)
         except (TimeoutError, httpcore.TimeoutException):
             raise FetchError(
                 "timeout", f"The photo did not arrive within {self._timeout:g} seconds.", "Send the photo itself."
@@ -165,7 +143,9 @@ class Fetcher:
             )
         return url
 
-    async def _follow(self, pool: httpcore.AsyncConnectionPool, url: httpx.URL) -> bytes:
+    async def _follow(
+        self, pool: httpcore.AsyncConnectionPool, url: httpx.URL, on_bytes: Callable[[int], None]
+    ) -> bytes:
         for _ in range(self._max_redirects + 1):
             target = httpcore.URL(
                 scheme=url.raw_scheme, host=url.raw_host, port=url.port or _PORTS[url.scheme], target=url.raw_path
@@ -179,7 +159,7 @@ class Fetcher:
             async with pool.stream("GET", target, headers=headers) as response:
                 reply = httpx.Headers(response.headers)
                 if response.status not in _REDIRECTS or "location" not in reply:
-                    return await self._read_body(response, reply)
+                    return await self._read_body(response, reply, on_bytes)
                 url = self._parse(reply["location"], url)
         raise FetchError(
             "too_many_redirects",
@@ -187,7 +167,9 @@ class Fetcher:
             "Give the final address.",
         )
 
-    async def _read_body(self, response: httpcore.Response, headers: httpx.Headers) -> bytes:
+    async def _read_body(
+        self, response: httpcore.Response, headers: httpx.Headers, on_bytes: Callable[[int], None]
+    ) -> bytes:
         if response.status != 200:
             raise FetchError(
                 "bad_status", f"The photo's host answered with status {response.status}.", "Check the address."
@@ -203,6 +185,7 @@ class Fetcher:
             raise self._too_large()
         body = bytearray()
         async for piece in response.aiter_stream():
+            on_bytes(len(piece))
             body += piece
             if len(body) > self._max_bytes:
                 raise self._too_large()
@@ -268,7 +251,7 @@ class _CheckedNetwork(httpcore.AsyncNetworkBackend):
 
 def _is_host(text: str) -> bool:
     """Whether this is a host name, or an IP address in its canonical form."""
-    if _HOST_NAME.fullmatch(text):
+    if HOST_NAME.fullmatch(text):
         return True
     try:
         ip_address(text)

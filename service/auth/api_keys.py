@@ -39,6 +39,12 @@ class KeyFileError(LookalikeError):
     kind = "keys"
 
 
+class KeyFileUnreadable(KeyFileError):
+    """The key file cannot be read, so nobody can be authorised."""
+
+    kind = "keys-unreadable"
+
+
 class KeyMissing(KeyFileError):
     """No key has this id."""
 
@@ -112,14 +118,23 @@ _UNKNOWN_KEY = _Entry(
 class KeyRing:
     """The keys in a file. Every call sees what another process wrote before it.
 
-    Without the file there are no keys. A file that cannot be read raises KeyFileError, also from `verify`: using
+    Without the file there are no keys. A file that cannot be read raises KeyFileUnreadable, also from `verify`: using
     what was read before would accept revoked keys. The folder must be writable, since the file is replaced.
+    `on_change` is called once whenever the file cannot be read any more, or for another reason, and when it can again.
     """
 
-    def __init__(self, path: Path, *, clock: Callable[[], datetime] = _utc_now) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], datetime] = _utc_now,
+        on_change: Callable[[KeyFileUnreadable | None], None] = lambda error: None,
+    ) -> None:
         self._path = path
         self._clock = clock
+        self._on_change = on_change
         self._loaded = _EMPTY
+        self._reported = ""
 
     def create(self, name: str, scopes: Collection[Scope], expires_in: timedelta | None = None) -> str:
         """Adds a key and returns its token, which cannot be recovered later."""
@@ -184,8 +199,27 @@ class KeyRing:
         entry = self._entries().get(key_id, _UNKNOWN_KEY)
         return entry.key if entry.accepts(_digest(token), now) and not entry.key.expired(now) else None
 
+    def check(self) -> None:
+        """Raises KeyFileUnreadable if the file cannot be read."""
+        self._entries()
+
     def _entries(self) -> dict[str, _Entry]:
         """Returns the keys of the file, which is read again when it was replaced."""
+        try:
+            entries = self._read()
+        except KeyFileUnreadable as error:
+            self._report(error)
+            raise
+        self._report(None)
+        return entries
+
+    def _report(self, error: KeyFileUnreadable | None) -> None:
+        problem = error.problem if error else ""
+        if problem != self._reported:
+            self._reported = problem
+            self._on_change(error)
+
+    def _read(self) -> dict[str, _Entry]:
         try:
             if _stamp(self._path.stat()) != self._loaded.stamp:
                 with self._path.open(encoding="utf-8") as file:
@@ -196,9 +230,11 @@ class KeyRing:
         except FileNotFoundError:
             self._loaded = _EMPTY
         except (ValidationError, UnicodeDecodeError):
-            raise KeyFileError(f"The key file {self._path} is damaged.", "Restore it from a backup.") from None
+            raise KeyFileUnreadable(f"The key file {self._path} is damaged.", "Restore it from a backup.") from None
         except OSError as error:
-            raise KeyFileError(f"The key file {self._path} cannot be read: {error.strerror}.") from None
+            raise KeyFileUnreadable(
+                f"The key file {self._path} cannot be read: {error.strerror}.", "Check its permissions."
+            ) from None
         return self._loaded.entries
 
     @contextmanager
@@ -221,7 +257,7 @@ class KeyRing:
     def _write(self, entries: dict[str, _Entry]) -> None:
         text = json.dumps(_File(keys=list(entries.values())).model_dump(mode="json"), indent=1)
         with atomic_write(self._path) as temporary:
-            temporary.touch(mode=0o600)
+            temporary.chmod(0o600)
             temporary.write_text(text + "\n", encoding="utf-8")
             # Clocks of file systems tick in milliseconds, and inode numbers are reused: without this, a reader that
             # compares stamps could miss the second of two quick edits.

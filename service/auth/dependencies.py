@@ -8,8 +8,8 @@ from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, HTTPBearer
 from fastapi.security.http import HTTPAuthorizationCredentials
 
-from service.auth.api_keys import Scope
-from service.problems import FORBIDDEN, KEY_INVALID, KEY_MISSING, TOO_MANY_REQUESTS, ProblemError
+from service.auth.api_keys import KeyFileUnreadable, Scope
+from service.problems import FORBIDDEN, KEY_INVALID, KEY_MISSING, KEYS_UNREADABLE, TOO_MANY_REQUESTS, ProblemError
 from service.state import ServiceState, StateDep
 
 _bearer = HTTPBearer(auto_error=False, description="`Authorization: Bearer lk_...`")
@@ -46,7 +46,10 @@ class RequireScope:
         assert state.keys is not None
         if not token:
             raise ProblemError(KEY_MISSING)
-        key = state.keys.verify(token)
+        try:
+            key = state.keys.verify(token)
+        except KeyFileUnreadable:  # whose message names a path, and this request may be anybody's
+            raise ProblemError(KEYS_UNREADABLE) from None
         if key is None:
             raise ProblemError(KEY_INVALID)
         request.state.key_id = key.id  # for the log, even when the scope is missing

@@ -22,7 +22,7 @@ Photo = bytes | Path | str
 class SearchOptions(TypedDict, total=False):
     """The options of any search, as docs/search.md describes them."""
 
-    top: int
+    limit: int
     filter: Mapping[str, Any]
     min_score: float
     box: tuple[float, float, float, float]
@@ -46,8 +46,8 @@ class ItemSearch(SearchOptions):
 class ItemValues(TypedDict, total=False):
     """The values of an item to store."""
 
-    title: str
-    url: str
+    title: str | None
+    url: str | None
     attributes: Mapping[str, Attribute]
 
 

@@ -4,7 +4,7 @@ import functools
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, overload
@@ -113,7 +113,7 @@ class Operations(Generic[Http]):
 
     @operation
     def search_all(self, photo: Photo, **options: Unpack[SearchOptions]) -> Pages[Match]:
-        """Iterates over all items by descending similarity; requests pages of `top` items as needed."""
+        """Iterates over all items by descending similarity; requests pages of `limit` items as needed."""
         first: PhotoSearch = {"photo": photo, **options}
         return Pages(lambda cursor: _search({**first, "cursor": cursor} if cursor else first))
 
@@ -170,9 +170,9 @@ class Operations(Generic[Http]):
         return Call("DELETE", item_path(item_id, image_id), parse_no_content, **write_conditions(version))
 
     @operation
-    def scan(self, filter: Mapping[str, Any] | None = None, *, count: int = 100) -> Pages[ItemAnswer]:
-        """Iterates over the items that match a filter, in the order of their ids; requests pages of `count` items."""
-        params = {"count": count} | ({"filter": json.dumps(filter)} if filter else {})
+    def scan(self, filter: Mapping[str, Any] | None = None, *, limit: int = 100) -> Pages[ItemAnswer]:
+        """Iterates over the items that match a filter, in the order of their ids; requests pages of `limit` items."""
+        params = {"limit": limit} | ({"filter": json.dumps(filter)} if filter else {})
         return Pages(
             lambda cursor: Call(
                 "GET", "/v1/items", parse_as(ItemsAnswer), params=params | ({"cursor": cursor} if cursor else {})
@@ -180,9 +180,21 @@ class Operations(Generic[Http]):
         )
 
     @operation
-    def facets(self) -> Call[FacetsAnswer]:
-        """Returns the attributes of the items with their most frequent values."""
-        return Call("GET", "/v1/facets", parse_as(FacetsAnswer))
+    def facets(
+        self,
+        names: Sequence[str] = (),
+        *,
+        filter: Mapping[str, Any] | None = None,
+        contains: str | None = None,
+        limit: int = 20,
+    ) -> Call[FacetsAnswer]:
+        """Returns attributes, by default those that most items have, each with its `limit` most frequent values.
+
+        Counts the items that match the filter. With `contains`, searches the values of one attribute.
+        """
+        params = {"limit": limit, "name": list(names)} | ({"filter": json.dumps(filter)} if filter else {})
+        params |= {"contains": contains} if contains else {}
+        return Call("GET", "/v1/facets", parse_as(FacetsAnswer), params=params)
 
     @operation
     def start_job(self, source: str, **options: Unpack[JobOptions]) -> Call[JobStatus]:
@@ -190,9 +202,9 @@ class Operations(Generic[Http]):
         return Call("POST", "/v1/jobs", parse_as(JobStatus), body={"source": source, **options}, idempotent=False)
 
     @operation
-    def jobs(self) -> Call[list[JobStatus]]:
+    def jobs(self, *, limit: int = 20) -> Call[list[JobStatus]]:
         """Returns the newest jobs, newest first."""
-        return Call("GET", "/v1/jobs", lambda response: parse_as(JobsAnswer)(response).jobs)
+        return Call("GET", "/v1/jobs", lambda response: parse_as(JobsAnswer)(response).jobs, params={"limit": limit})
 
     @operation
     def job(self, job_id: int) -> Call[JobStatus]:

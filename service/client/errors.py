@@ -3,6 +3,7 @@
 import httpx
 from pydantic import ValidationError
 
+from index._util.validation import explain_errors
 from index.errors import LookalikeError
 from service.schemas.problem import Problem
 
@@ -64,5 +65,4 @@ def _foreign_response(response: httpx.Response, what: str) -> ServiceError:
 def _first_fault(error: ValueError) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
-    first = error.errors(include_input=False, include_url=False)[0]
-    return ": ".join(part for part in (".".join(map(str, first["loc"])), first["msg"]) if part)
+    return explain_errors(error.errors(include_input=False, include_url=False))[0]

@@ -59,6 +59,8 @@ class Telemetry:
         self._working = running("lookalike_working_requests", "Searches and writes that are running.")
         text = "Requests refused, by the limit that they met: the key's rate (429), or one of the service (503)."
         self._refused = counter("lookalike_refused", text, ["reason"])
+        text = "Images stored without a vector of a bundle that a job prepares, because its model could not be used."
+        self._unprepared = counter("lookalike_unprepared_images", text)
         text = "When a process first saw the gallery's latest revision."
         self._revision_seen = newest("lookalike_gallery_revision_seen_timestamp_seconds", text)
         text = "When a process first saw the current index."
@@ -85,6 +87,10 @@ class Telemetry:
         """Counts a request that was refused and may be repeated later."""
         self._refused.labels(reason).inc()
 
+    def unprepared(self, images: int) -> None:
+        """Counts images that searches will not find after the activation of the bundle that a job prepares."""
+        self._unprepared.inc(images)
+
     def saw_revision(self, revision: int) -> None:
         """Records the revision that an answer reflects; cheap when it is the previous one."""
         if revision != self._revision:
@@ -108,16 +114,17 @@ class Telemetry:
 
     def exposition(
         self,
-        gallery: GalleryStatus,
+        gallery: GalleryStatus | None,
         card: BundleCard | None,
         provider: str | None,
         *,
         ready: bool,
         jobs: Sequence[JobRecord],
     ) -> bytes:
-        """Returns all metrics in Prometheus' text format; `jobs` are the newest."""
-        self.saw_revision(gallery.revision)
-        self._saw_index(gallery.index.name)
+        """Returns all metrics in Prometheus' text format; `jobs` are the newest, and `gallery` may be missing."""
+        if gallery:
+            self.saw_revision(gallery.revision)
+            self._saw_index(gallery.index.name)
         folder = os.environ.get(FOLDER_VARIABLE)
         if folder is None:
             pages, processes = [generate_latest(self._registry)], [os.getpid()]
@@ -144,7 +151,7 @@ def _living_processes(folder: Path) -> list[int]:
 class _CurrentState(Collector):
     """Collects what is read at each scrape: the gallery, the bundle, the jobs and the processes."""
 
-    gallery: GalleryStatus
+    gallery: GalleryStatus | None
     card: BundleCard | None
     provider: str | None
     ready: bool
@@ -152,17 +159,7 @@ class _CurrentState(Collector):
     processes: list[int]
 
     def collect(self) -> Iterable[Metric]:
-        gallery, index = self.gallery, self.gallery.index
-        for name, value, text in (
-            ("gallery_items", gallery.items, "Items in the gallery."),
-            ("gallery_images", gallery.images, "Images in the gallery."),
-            ("gallery_revision", gallery.revision, "Number of the last committed write."),
-            ("index_revision", index.revision, "The revision that the index reflects."),
-            ("index_pending_images", index.pending, "Images added or removed since the index was built."),
-            ("index_recall", index.recall, "Recall@10 of the index against exact search, measured when it was built."),
-        ):
-            if value is not None:
-                yield GaugeMetricFamily(f"lookalike_{name}", text, value=value)
+        yield from self._gallery_metrics() if self.gallery else ()
         if self.card is not None:
             labels = {"id": self.card.id, "backbone": self.card.backbone, "loss": self.card.loss}
             text = "The bundle that embeds queries."
@@ -173,6 +170,21 @@ class _CurrentState(Collector):
         text = "Memory that all processes may use together: the limit of the container, or the memory of the machine."
         yield GaugeMetricFamily("lookalike_memory_limit_bytes", text, value=memory_limit())
         yield from _process_metrics(self.processes)
+
+    def _gallery_metrics(self) -> Iterable[Metric]:
+        assert self.gallery
+        gallery, index = self.gallery, self.gallery.index
+        for name, value, text in (
+            ("gallery_items", gallery.items, "Items in the gallery."),
+            ("gallery_images", gallery.images, "Images in the gallery."),
+            ("gallery_unsearchable_images", gallery.unsearchable, "Images without a vector of the active bundle."),
+            ("gallery_revision", gallery.revision, "Number of the last committed write."),
+            ("index_revision", index.revision, "The revision that the index reflects."),
+            ("index_pending_images", index.pending, "Images added or removed since the index was built."),
+            ("index_recall", index.recall, "Recall@10 of the index against exact search, measured when it was built."),
+        ):
+            if value is not None:
+                yield GaugeMetricFamily(f"lookalike_{name}", text, value=value)
 
     def _job_metric(self) -> Metric:
         """Returns a sample for every state, so that a rule can compare states that occurred with those that did not."""

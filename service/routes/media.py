@@ -6,16 +6,16 @@ from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import FileResponse
+from pydantic.json_schema import SkipJsonSchema
 
-from service.openapi import NOT_MODIFIED, error_responses, example_response
+from service.openapi import NOT_MODIFIED, PHOTO, error_responses, example_response
 from service.problems import INVALID, NOT_FOUND, OVERLOADED, ProblemError
-from service.requests import Conditions, parse_etags
+from service.requests import Conditions, KnownQuery, parse_etags
 from service.schemas.media import Example, Examples
-from service.state import PHOTO_TYPES, StateDep
+from service.state import PHOTO_TYPES, AnswerDep, StateDep
 
 router = APIRouter(tags=["pictures"])
 
-_IMMUTABLE = "public, max-age=31536000, immutable"
 _EXAMPLES = {"examples": [{"name": "mug-03.jpg", "url": "/examples/mug-03.jpg"}]}
 
 
@@ -24,22 +24,27 @@ _EXAMPLES = {"examples": [{"name": "mug-03.jpg", "url": "/examples/mug-03.jpg"}]
     summary="The thumbnail of an image",
     response_class=Response,
     responses={
-        200: {"content": {"image/jpeg": {}}},
+        200: {"content": {"image/jpeg": {"schema": PHOTO}}},
         304: NOT_MODIFIED,
         **error_responses(NOT_FOUND, INVALID, OVERLOADED),
     },
 )
-async def media(
-    digest: str, request: Request, state: StateDep, if_none_match: Annotated[str, Header()] = ""
+async def get_thumbnail(
+    digest: str,
+    request: Request,
+    state: StateDep,
+    answer: AnswerDep,
+    if_none_match: Annotated[str | SkipJsonSchema[None], Header()] = None,
 ) -> Response:
-    """The address is derived from the image's content, so a copy may be cached forever."""
+    """The address is derived from the image's content: a copy never becomes outdated, but outlives a deletion."""
     thumbnail = await state.admission.run("read", state.gallery.thumbnail, digest) if _is_digest(digest) else None
     if thumbnail is None:
         raise ProblemError(
             NOT_FOUND, f"The gallery has no image {digest[:80]}.", "Take the address from the answer of a search."
         )
+    answer.add(len(thumbnail))
     etag = f'"{hashlib.sha256(thumbnail).hexdigest()[:32]}"'
-    headers = {"ETag": etag, "Cache-Control": _IMMUTABLE}
+    headers = {"ETag": etag, "Cache-Control": f"public, max-age={state.settings.media_max_age}, immutable"}
     if Conditions(None, parse_etags(request, "if-none-match") or frozenset()).excludes(etag):
         return Response(status_code=304, headers=headers)
     return Response(thumbnail, media_type="image/jpeg", headers=headers)
@@ -48,9 +53,10 @@ async def media(
 @router.get(
     "/v1/examples",
     summary="Sample photos to search with",
-    responses={200: example_response(_EXAMPLES), **error_responses()},
+    dependencies=[KnownQuery],
+    responses={200: example_response(_EXAMPLES), **error_responses(INVALID)},
 )
-async def examples(request: Request, state: StateDep) -> Examples:
+async def list_examples(request: Request, state: StateDep) -> Examples:
     root = request.scope.get("root_path", "")
     return Examples(examples=[Example(name=name, url=f"{root}/examples/{quote(name)}") for name in state.examples])
 
@@ -59,9 +65,9 @@ async def examples(request: Request, state: StateDep) -> Examples:
     "/examples/{name}",
     summary="A sample photo",
     response_class=FileResponse,
-    responses={200: {"content": {"image/*": {}}}, **error_responses(NOT_FOUND, INVALID)},
+    responses={200: {"content": {"image/*": {"schema": PHOTO}}}, **error_responses(NOT_FOUND, INVALID)},
 )
-def example(name: str, state: StateDep) -> FileResponse:
+def get_example(name: str, state: StateDep) -> FileResponse:
     path = state.examples.get(name)
     if path is None or not path.is_file():
         raise ProblemError(NOT_FOUND, f"There is no sample photo {name[:80]}.", "Take the address from /v1/examples.")

@@ -1,6 +1,7 @@
 """Reports the state of the service: for the web page, for operators and for probes."""
 
 import logging
+import sqlite3
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
@@ -12,6 +13,7 @@ from index.jobs import JobRecord
 from service.auth.dependencies import MaySearch
 from service.openapi import METRICS, STATUS, error_responses, example_response
 from service.problems import ACCESS_PROBLEMS, NOT_READY, OVERLOADED, ProblemError
+from service.requests import KnownQuery
 from service.schemas.status import BundleStatus, GalleryStatus, Health, IndexStatus, Limits, Status
 from service.state import ServiceState, StateDep
 
@@ -28,9 +30,9 @@ _OK = {"status": "ok"}
     "/v1/status",
     summary="The gallery, the model and the limits",
     responses={200: example_response(STATUS), **error_responses(OVERLOADED, *ACCESS_PROBLEMS)},
-    dependencies=[MaySearch],
+    dependencies=[MaySearch, KnownQuery],
 )
-async def status(state: StateDep) -> Status:
+async def get_status(state: StateDep) -> Status:
     settings, model = state.settings, state.active_model.loaded
     return Status(
         gallery=_gallery_status(await state.admission.run("status", state.gallery.stats)),
@@ -46,7 +48,9 @@ async def status(state: StateDep) -> Status:
 
 def _gallery_status(stats: GalleryStats) -> GalleryStatus:
     index = IndexStatus(**stats.index.model_dump(include=set(IndexStatus.model_fields)))
-    return GalleryStatus(items=stats.items, images=stats.images, revision=stats.revision, index=index)
+    return GalleryStatus(
+        items=stats.items, images=stats.images, unsearchable=stats.unsearchable, revision=stats.revision, index=index
+    )
 
 
 def _bundle_status(card: BundleCard) -> BundleStatus:
@@ -54,7 +58,7 @@ def _bundle_status(card: BundleCard) -> BundleStatus:
 
 
 @router.get("/healthz", summary="The process is alive", responses={200: example_response(_OK), **error_responses()})
-async def healthz() -> Health:
+async def check_health() -> Health:
     return Health()
 
 
@@ -63,12 +67,10 @@ async def healthz() -> Health:
     summary="Searches can be answered",
     responses={200: example_response(_OK), **error_responses(NOT_READY)},
 )
-async def readyz(state: StateDep) -> Health:
+async def check_readiness(state: StateDep) -> Health:
     if state.shutting_down:
         raise ProblemError(NOT_READY, "The service is shutting down.", "Send the request to another instance.")
-    if state.active_model.loaded is None:
-        await state.active_model.follow(wait=False)
-    state.active_model.current()
+    await state.readiness.check()
     return Health()
 
 
@@ -82,21 +84,31 @@ async def readyz(state: StateDep) -> Health:
     },
     dependencies=[MaySearch],
 )
-async def metrics(state: StateDep) -> Response:
+async def get_metrics(state: StateDep) -> Response:
     """With API keys enabled, the scraper needs one with the scope search."""
-    page = await state.admission.run("status", _metrics_page, state)
+    is_ready = not state.shutting_down and await state.readiness.is_ready()
+    page = await state.admission.run("status", _metrics_page, state, is_ready)
     return Response(page, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
-def _metrics_page(state: ServiceState) -> bytes:
+def _metrics_page(state: ServiceState, is_ready: bool) -> bytes:
     model = state.active_model.loaded
     return state.telemetry.exposition(
-        _gallery_status(state.gallery.stats()),
+        _read_gallery(state.gallery),
         model.bundle.card if model else None,
         model.embedder.provider if model else None,
-        ready=model is not None and not state.shutting_down,
+        ready=is_ready,
         jobs=_newest_jobs(state.gallery),
     )
+
+
+def _read_gallery(gallery: Gallery) -> GalleryStatus | None:
+    """Returns None when the gallery cannot be read, which `ready` reports: that must not hide all other metrics."""
+    try:
+        return _gallery_status(gallery.stats())
+    except (LookalikeError, OSError, sqlite3.Error) as error:
+        log.warning("the gallery cannot be read: %s", error)
+        return None
 
 
 def _newest_jobs(gallery: Gallery) -> list[JobRecord]:

@@ -3,10 +3,16 @@
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
+from typing_extensions import TypeAliasType
+
+from index.items import Attribute
 
 MAX_ENTRIES = 256
 """Searches or photos per request that any settings allow."""
 _MAX_KEYS = 32
+HINTS = "why nothing was found, such as a filter on an attribute that no item has"
+Attributes = TypeAliasType("Attributes", dict[str, Attribute])
+"""The attributes of an item in an answer."""
 
 
 class RequestBody(BaseModel):

@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from typing_extensions import TypeAliasType
 
+from index import items
 from index.items import MAX_ATTRIBUTES, MAX_ID_LENGTH, MAX_TITLE_LENGTH, MAX_URL_LENGTH, Attribute, AttributeName
-from service.schemas.base import MAX_ENTRIES, RequestBody
+from service.schemas.base import HINTS, MAX_ENTRIES, Attributes, RequestBody
 
 
 def _check_attribute_count(attributes: Any) -> Any:
@@ -14,6 +16,17 @@ def _check_attribute_count(attributes: Any) -> Any:
     if isinstance(attributes, dict) and len(attributes) > 2 * MAX_ATTRIBUTES:
         raise ValueError(f"{len(attributes):,} were sent; an item has at most {MAX_ATTRIBUTES}")
     return attributes
+
+
+NewAttributes = TypeAliasType(
+    "NewAttributes",
+    Annotated[
+        dict[AttributeName, Attribute], Field(max_length=MAX_ATTRIBUTES), BeforeValidator(_check_attribute_count)
+    ],
+)
+AttributeChanges = TypeAliasType(
+    "AttributeChanges", Annotated[dict[AttributeName, Attribute | None], BeforeValidator(_check_attribute_count)]
+)
 
 
 class PhotoBody(RequestBody):
@@ -40,11 +53,9 @@ class ImageBody(PhotoBody):
 class ItemBody(RequestBody):
     """An item to store. Fields that are left out become empty, except the images, which then stay."""
 
-    title: str = Field(default="", max_length=MAX_TITLE_LENGTH)
-    url: str = Field(default="", max_length=MAX_URL_LENGTH, description="the item's page in the shop")
-    attributes: Annotated[dict[AttributeName, Attribute], BeforeValidator(_check_attribute_count)] = Field(
-        default={}, max_length=MAX_ATTRIBUTES
-    )
+    title: str | None = Field(default=None, max_length=MAX_TITLE_LENGTH)
+    url: str | None = Field(default=None, max_length=MAX_URL_LENGTH, description="the item's page in the shop")
+    attributes: NewAttributes = {}
     images: list[ImageBody] | None = Field(
         default=None, max_length=MAX_ENTRIES, description="all images that the item then has"
     )
@@ -55,7 +66,7 @@ class ItemPatch(RequestBody):
 
     title: str | None = Field(default=None, max_length=MAX_TITLE_LENGTH)
     url: str | None = Field(default=None, max_length=MAX_URL_LENGTH)
-    attributes: Annotated[dict[AttributeName, Attribute | None] | None, BeforeValidator(_check_attribute_count)] = None
+    attributes: AttributeChanges | None = None
 
     def changes(self, attributes: Mapping[str, Attribute]) -> dict[str, Any]:
         """Returns the fields that change, with their new values, of an item that has these attributes."""
@@ -78,9 +89,9 @@ class ItemAnswer(BaseModel):
     """An item as the gallery holds it."""
 
     id: str
-    title: str
-    url: str
-    attributes: dict[str, Attribute]
+    title: str | None
+    url: str | None = Field(description="the item's page in the shop")
+    attributes: Attributes
     images: list[ImageAnswer]
     version: int = Field(description="the revision that last changed the item; the ETag is this number in quotes")
 
@@ -90,21 +101,33 @@ class ItemsAnswer(BaseModel):
 
     items: list[ItemAnswer]
     cursor: str | None = Field(description="returns the next items when it is sent with the same filter")
+    hints: list[str] = Field(description=HINTS)
+
+
+class FacetValue(BaseModel):
+    """A value of an attribute."""
+
+    value: Attribute
+    count: int = Field(description="the number of items that have it and match the filter")
 
 
 class Facet(BaseModel):
-    """An attribute: its most frequent values with their counts, and the range of its numbers."""
+    """An attribute: its most frequent values, and the range of its numbers."""
 
     name: str
-    values: list[tuple[Attribute, int]]
-    minimum: int | float | None
-    maximum: int | float | None
-    distinct: int
+    values: list[FacetValue] = Field(description="the most frequent first")
+    minimum: float | None
+    maximum: float | None
+    distinct: int = Field(description="the number of values, also of those beyond `limit`")
+
+    @classmethod
+    def of(cls, facet: items.Facet) -> Self:
+        values = [FacetValue(value=value, count=count) for value, count in facet.values]
+        return cls(**{**facet.model_dump(exclude={"values"}), "values": values})
 
 
 class FacetsAnswer(BaseModel):
     """The attributes of items, as of the last compaction of the gallery."""
 
-    facets: list[Facet] = Field(
-        description="each with pairs of a value and the number of items that have it, the most frequent first"
-    )
+    facets: list[Facet]
+    left_out: list[str] = Field(description="attributes whose values would make the answer too large")

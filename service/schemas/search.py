@@ -3,12 +3,15 @@
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from typing_extensions import TypeAliasType
 
-from index.items import MAX_ID_LENGTH, MAX_TOP, MAX_URL_LENGTH, Attribute
-from service.schemas.base import MAX_ENTRIES, RequestBody
+from index.items import MAX_CURSOR_LENGTH, MAX_ID_LENGTH, MAX_TOP, MAX_URL_LENGTH
+from service.schemas.base import HINTS, MAX_ENTRIES, Attributes, RequestBody
 
-DEFAULT_TOP = 12
-Include = Literal["attributes", "vectors"]
+DEFAULT_LIMIT = 12
+Include = TypeAliasType("Include", Literal["attributes", "vectors"])
+"""A named type has one schema, which generated clients name as well."""
+FilterDocument = TypeAliasType("FilterDocument", dict[str, Any])
 _Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
@@ -17,8 +20,8 @@ class SearchOptions(RequestBody):
 
     model_config = ConfigDict(frozen=True)
 
-    top: int = Field(default=DEFAULT_TOP, ge=1, le=MAX_TOP, description="maximum number of items")
-    filter: dict[str, Any] = Field(
+    limit: int = Field(default=DEFAULT_LIMIT, ge=1, le=MAX_TOP, description="maximum number of items")
+    filter: FilterDocument = Field(
         default={},
         description="conditions on the items' attributes",
         examples=[{"category": "mug", "price": {"lt": 20}}],
@@ -27,10 +30,10 @@ class SearchOptions(RequestBody):
     box: tuple[_Fraction, _Fraction, _Fraction, _Fraction] | None = Field(
         default=None, description="left, top, right and bottom of the part to search for, as fractions of the photo"
     )
-    exclude: Annotated[list[str], FailFast()] = Field(
+    exclude: Annotated[list[Annotated[str, Field(max_length=MAX_ID_LENGTH)]], FailFast()] = Field(
         default=[], max_length=1000, description="ids of items to leave out"
     )
-    cursor: str | None = Field(default=None, max_length=500, description="continues an earlier search")
+    cursor: str | None = Field(default=None, max_length=MAX_CURSOR_LENGTH, description="continues an earlier search")
     include: list[Include] = Field(
         default=["attributes"], max_length=8, description="optional parts of each item in the answer"
     )
@@ -79,10 +82,10 @@ class Match(BaseModel):
     """An item that is similar to the query."""
 
     id: str
-    title: str
-    url: str = Field(description="the item's page in the shop; empty when the catalogue has none")
+    title: str | None
+    url: str | None = Field(description="the item's page in the shop")
     score: float = Field(description="cosine similarity of the two images' vectors; 1 for the same image")
-    attributes: dict[str, Attribute] = Field(description="empty unless they are included")
+    attributes: Attributes = Field(description="empty unless they are included")
     image: MatchedImage
     vector: list[float] | None = Field(default=None, description="the image's vector, when vectors are included")
 
@@ -104,6 +107,7 @@ class SearchAnswer(BaseModel):
     bundle: str = Field(description="id of the bundle whose vectors were compared")
     revision: int = Field(description="the last write to the gallery that the answer includes")
     milliseconds: Milliseconds
+    hints: list[str] = Field(description=HINTS)
 
 
 class BatchAnswer(BaseModel):

@@ -1,6 +1,9 @@
 """The wire types of the service's state."""
 
 from pydantic import BaseModel, Field
+from typing_extensions import TypeAliasType
+
+Metrics = TypeAliasType("Metrics", dict[str, float])
 
 
 class IndexStatus(BaseModel):
@@ -19,6 +22,7 @@ class GalleryStatus(BaseModel):
 
     items: int
     images: int
+    unsearchable: int = Field(description="images without a vector of the active bundle, which no search finds")
     revision: int = Field(description="the number of the last committed write")
     index: IndexStatus
 
@@ -31,8 +35,8 @@ class BundleStatus(BaseModel):
     loss: str
     dimension: int
     data: str
-    metrics: dict[str, float] = Field(description="such as recall@1, as a fraction of 1")
-    untrained_metrics: dict[str, float] = Field(description="the same metrics before training")
+    metrics: Metrics = Field(description="such as recall@1, as a fraction of 1")
+    untrained_metrics: Metrics = Field(description="the same metrics before training")
 
 
 class Limits(BaseModel):

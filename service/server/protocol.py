@@ -1,77 +1,109 @@
 """Connections of clients: limited in number and in idle time, and not cut off during a request.
 
-The two classes extend uvicorn's, which has no setting for either. They rely on attributes of uvicorn that are not
+The classes extend uvicorn's, which has no setting for either. They rely on attributes of uvicorn that are not
 documented, so pyproject.toml bounds its version; `tests/service/server/test_protocol.py` checks a newer one.
 """
 
 import asyncio
-import resource
 import socket
+import sys
+import uuid
 from collections.abc import Iterator, Sequence
+from contextvars import Context
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from service.problems import HEAD_TOO_LARGE, MALFORMED, problem_response
+from service.server.connections import ConnectionLimits, ConnectionTable
+from service.server.heads import MAX_HEAD_BYTES, StrictBuffer
 from service.settings import Settings
 
-BACKLOG = 64
-"""Connections that are accepted at once; those that exceed the limit are closed only afterwards."""
 _MIN_READ_RATE = 10_000
 """Bytes per second that a client must read of a response that does not fit into the socket's buffer."""
-_OTHER_FILES = 64 + BACKLOG
-"""Open files of a process that are reserved for the gallery, jobs and fetched photos."""
-
-
-class ConnectionLimits(NamedTuple):
-    """Limits of the connections of one process."""
-
-    max_connections: int
-    head_seconds: float
-    """Time to send the head of a request; the limits of bodies begin after it."""
-    write_seconds: float = 15.0
-    """Interval in which a client that receives a large response must read some of it."""
-    close_seconds: float = 0.5
-    """Time that idle connections get after the port has closed: their next request may be on its way."""
-
-    @classmethod
-    def from_settings(cls, settings: Settings) -> "ConnectionLimits":
-        return cls(settings.max_connections or max_connections(), settings.head_seconds, settings.write_seconds)
-
-
-def max_connections() -> int:
-    """Returns how many connections the limit of open files allows."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(16, files - _OTHER_FILES)
+_UNSENT_BYTES = 64 * 1024
+"""Bytes of a response in the socket's buffer that were not sent yet; the system's default is some megabytes."""
 
 
 def connection_class(settings: Settings) -> type[asyncio.Protocol]:
     """Returns what uvicorn's setting `http` needs: a factory of connections with the limits of the settings."""
-    return cast(type[asyncio.Protocol], partial(Connection, limits=ConnectionLimits.from_settings(settings)))
+    table = ConnectionTable(ConnectionLimits.from_settings(settings))
+    return cast(type[asyncio.Protocol], partial(Connection, table=table))
 
 
 class Connection(H11Protocol):
-    """A connection that is closed when the head of a request does not arrive in time."""
+    """A connection that is closed when the head of a request does not arrive in time, or others need its place."""
 
-    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, table: ConnectionTable, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._limits = limits
+        self.conn = h11.Connection(h11.SERVER, MAX_HEAD_BYTES)
+        self.conn._receive_buffer = StrictBuffer()
+        self._table = table
+        self._limits = table.limits
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._limits.max_connections:
-            transport.abort()
+        # A response is counted until the system has all of it, so the buffer in between must not look empty before.
+        transport.set_write_buffer_limits(0)
+        connected = transport.get_extra_info("socket")
+        if connected is not None and connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        self._table.add(self, self.client[0] if self.client else "")
         self._start_timer()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if not self._is_idle:
+        if self._is_refused:
+            return
+        # In a context of its own: the one that asyncio calls this in may be of the last request.
+        Context().run(super().data_received, data)
+        if not self.is_idle:
+            self._table.mark_working(self)
             self._cancel_timer()
         elif not self._timer:  # a part of the next head
             self._start_timer()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keeps the connection of a client that has sent all of its request, and waits for the response."""
+        if self.is_idle or self._is_refused or self.cycle.more_body:
+            return False
+        self.cycle.keep_alive = False
+        return True
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.is_idle:  # else the next request had arrived before
+            self._table.mark_waiting(self)
+
+    def _should_upgrade(self) -> bool:
+        """Refuses to become a web socket, which none of the limits would apply to."""
+        return False
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is not a valid request, and closes the connection once the client has had time to read that."""
+        error = sys.exception()
+        hint = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        type_, request_id = HEAD_TOO_LARGE if hint == HEAD_TOO_LARGE.status else MALFORMED, uuid.uuid4().hex[:16]
+        problem = type_.problem(str(error or msg), type_.remedy, request_id)
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # a response has begun
+            self.transport.abort()
+            return
+        if self.cycle and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        response = problem_response(problem, {"Connection": "close", "X-Request-Id": request_id})
+        head = h11.Response(status_code=problem.status, headers=response.raw_headers, reason=type_.title.encode())
+        for event in (head, h11.Data(data=bytes(response.body)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        # Closed at once, what the client is still sending would make the system drop the response.
+        self._is_refused = True
+        self.transport.write_eof()
+        self.loop.call_later(self._limits.close_seconds, self.transport.close)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -98,18 +130,24 @@ class Connection(H11Protocol):
             self._write_timer = None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._table.remove(self)
         self._cancel_timer()
         self._cancel_write_timer()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        if self._is_idle:
+        if self.is_idle:
             self.loop.call_later(self._limits.close_seconds, self._close)
         else:
             super().shutdown()
 
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        self.transport.abort()
+
     @property
-    def _is_idle(self) -> bool:
+    def is_idle(self) -> bool:
+        """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
     def _start_timer(self) -> None:

@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
+import multiprocessing
 import os
+import signal
 import socket
+import threading
 from functools import partial
 from tempfile import TemporaryDirectory
 
@@ -14,10 +17,12 @@ from uvicorn.supervisors import Multiprocess
 from index.errors import LookalikeError
 from service.admission import Admission
 from service.app import create_app
+from service.memory import configure_allocator
 from service.observability.logging import configure
 from service.observability.metrics import FOLDER_VARIABLE, Telemetry
 from service.observability.tracing import Tracing
-from service.server.protocol import BACKLOG, Server, connection_class
+from service.server.connections import BACKLOG
+from service.server.protocol import Server, connection_class
 from service.settings import Settings
 from service.state import open_state
 
@@ -32,6 +37,7 @@ _HEALTHCHECK_SECONDS = 30
 def run(settings: Settings, *, announce: str = "") -> None:
     """Serves until interrupted. Invalid settings raise here instead of being logged by a half-started server."""
     configure(settings)
+    configure_allocator()
     asyncio.run(_check_start(settings))
     with _listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
@@ -71,7 +77,19 @@ class _Workers(Multiprocess):
 
 def _create_configured_app(settings: Settings) -> FastAPI:
     configure(settings)  # again in each process
+    configure_allocator()
+    if multiprocessing.parent_process() is not None:
+        threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     return create_app(settings)
+
+
+def _end_with_parent() -> None:
+    """Shuts this server process down when its parent was killed: it would keep the port from the next service."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    log.warning("the parent process %s was killed; shutting down", parent.pid)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 async def _check_start(settings: Settings) -> None:

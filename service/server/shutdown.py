@@ -1,6 +1,7 @@
 """Graceful shutdown: after SIGTERM the service keeps answering while its clients switch to another instance."""
 
 import asyncio
+import contextvars
 import logging
 import signal
 import threading
@@ -31,6 +32,10 @@ def draining(state: ServiceState, *, repeat_seconds: float = 1.0) -> Iterator[No
     received_at: float | None = None
 
     def handle(number: int, frame: FrameType | None) -> None:
+        # A signal interrupts whichever request is running, and would be logged with its id.
+        contextvars.Context().run(shut_down_later, number, frame)
+
+    def shut_down_later(number: int, frame: FrameType | None) -> None:
         nonlocal received_at
         state.shutting_down = True
         if number == signal.SIGINT or not seconds:

@@ -1,6 +1,7 @@
 // Requests to the service: adds the API key and converts every failure to a Problem.
 
 import { requestKey, storedKey } from "./key.js";
+import { rephrase } from "./messages.js";
 
 export class Problem extends Error {
   constructor({ title, detail, remedy, status = 0, request_id: id }) {
@@ -59,7 +60,7 @@ async function send(address, key, options) {
 
 async function readProblem(response) {
   if ((response.headers.get("Content-Type") ?? "").startsWith("application/problem+json")) {
-    return new Problem(await readBody(response, "json"));
+    return new Problem(rephrase(await readBody(response, "json")));
   }
   return unexpectedResponse(response);
 }

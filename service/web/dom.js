@@ -21,4 +21,7 @@ export const pluralize = (number, word) => `${number.toLocaleString()} ${word}${
 /** Formats the name of an attribute for display. */
 export const displayName = (name) => name.replaceAll("_", " ");
 
+/** Formats the name of an attribute as a heading. */
+export const heading = (name) => name.charAt(0).toUpperCase() + displayName(name.slice(1));
+
 export const percent = (share) => `${(share * 100).toFixed(1)} %`;

@@ -1,15 +1,17 @@
 // Filters for the gallery's attributes: checkboxes for values and ranges for numbers, combined into the JSON filter.
 
 import { fetchJson } from "./api.js";
-import { cloneTemplate, displayName, element } from "./dom.js";
+import { checkValues, createChoices, searchText, showUncounted, showValues } from "./choices.js";
+import { cloneTemplate, element, heading } from "./dom.js";
 
 const MAX_VALUES = 100; // per attribute
-const COLLAPSED_VALUES = 6; // shown until the list is expanded
 const MAX_UNIQUE_VALUES = 50; // an attribute with more values, each of one item, is a name and not a category
+const MAX_ANSWERS = 100; // that are kept
 
 let filter = {};
 let onChange = () => {};
-let facets = [];
+let facets = []; // of all items
+const answers = new Map(); // promises of facets by their address, so that going back sends no request
 
 /** Calls `callback` with the filter whenever the user has changed it. */
 export function onFilterChange(callback) {
@@ -21,8 +23,9 @@ export function onFilterChange(callback) {
  * If the service does not provide them, the page has no filters. */
 export async function loadFacets(gallery) {
   let loaded = [];
+  answers.clear();
   try {
-    loaded = (await fetchJson(`v1/facets?count=${MAX_VALUES}`, { background: true })).facets;
+    loaded = await loadAnswer(formatAddress({}));
   } catch (error) {
     if (error.status === undefined) throw error;
     if (error.retryable) return false;
@@ -30,73 +33,74 @@ export async function loadFacets(gallery) {
   if (element("facets").contains(document.activeElement)) return false; // the user is editing a filter
   facets = loaded.filter((facet) => isUseful(facet, gallery));
   facets.sort((a, b) => rank(a) - rank(b) || a.distinct - b.distinct); // coarse categories first
-  const controls = facets.map((facet) => isNumeric(facet) ? createRange(facet) : createChoices(facet));
+  const controls = facets.map((facet) => isNumeric(facet) ? createRange(facet)
+    : createChoices(facet, (values) => setCondition(facet.name, values.length > 1 ? values : values[0]), updateCounts));
   element("facets").replaceChildren(...controls);
   showFilter(filter);
   return true;
 }
 
-const isNumeric = ({ distinct, values }) => distinct > 1 && values.every(([value]) => typeof value === "number");
+const isNumeric = ({ distinct, values }) => distinct > 1 && values.every(({ value }) => typeof value === "number");
 
 /** Orders categories first, then attributes that only some items have, then numbers. */
 const rank = (facet) => isNumeric(facet) ? 2 : Number(facet.distinct === 1);
 
 function isUseful({ distinct, values }, { items, index: { pending } }) {
-  const [[value, count]] = values;
+  const [{ value, count }] = values;
   if (distinct === 1) return count > 1 && count < items - pending; // useful only if some items lack it
   return !(distinct > MAX_UNIQUE_VALUES && count === 1 && typeof value === "string");
 }
 
 // --- attributes -----------------------------------------------------------------------------------------
 
-const heading = (name) => name.charAt(0).toUpperCase() + displayName(name.slice(1));
-
-function createChoices({ name, values }) {
-  const node = cloneTemplate("choices");
-  node.dataset.name = name;
-  node.querySelector("legend").textContent = heading(name);
-  const chips = node.querySelector(".chips");
-  chips.append(...values.map(([value, count]) => createChip(name, value, count)));
-  chips.toggleAttribute("data-collapsed", values.length > COLLAPSED_VALUES + 1);
-  node.querySelector(".show-all").addEventListener("click", () => {
-    const [first] = hiddenChips(chips);
-    chips.removeAttribute("data-collapsed");
-    updateShowAll(node);
-    first.querySelector("input").focus();
-  });
-  return node;
+function formatAddress({ name, filter: condition = {}, contains }) {
+  const options = new URLSearchParams({ limit: MAX_VALUES });
+  if (name !== undefined) options.set("name", name);
+  if (Object.keys(condition).length) options.set("filter", JSON.stringify(condition));
+  if (contains) options.set("contains", contains);
+  return `v1/facets?${options}`;
 }
 
-/** Returns the chips that the style sheet hides: all but the first few and the checked ones. */
-const hiddenChips = (chips) => chips.matches("[data-collapsed]")
-  ? [...chips.children].slice(COLLAPSED_VALUES).filter((chip) => !chip.matches(":has(:checked)")) : [];
-
-function updateShowAll(node) {
-  const count = hiddenChips(node.querySelector(".chips")).length;
-  node.querySelector(".show-all").textContent = `${count} more`;
-  node.querySelector(".show-all").hidden = count === 0;
+function loadAnswer(address) {
+  if (!answers.has(address)) {
+    if (answers.size === MAX_ANSWERS) answers.clear();
+    const answer = fetchJson(address, { background: true }).then(({ facets: loaded }) => loaded);
+    answers.set(address, answer);
+    answer.catch(() => answers.delete(address));
+  }
+  return answers.get(address);
 }
 
-function createChip(name, value, count) {
-  const node = cloneTemplate("chip");
-  const box = node.querySelector("input");
-  box.value = JSON.stringify(value); // typed: 1, "1" and true are different values
-  node.querySelector(".value").textContent = typeof value === "boolean" ? (value ? "yes" : "no") : String(value);
-  node.querySelector(".count").textContent = count === null ? "" : count.toLocaleString();
-  box.addEventListener("change", () => {
-    const checked = [...node.parentElement.querySelectorAll("input:checked")].map((input) => JSON.parse(input.value));
-    setCondition(name, checked.length > 1 ? checked : checked[0]);
-  });
-  return node;
+/** Returns the address of what a control shows: the items that match all conditions but its own. */
+function addressOf(node) {
+  const { name } = node.dataset;
+  const { [name]: _, ...others } = filter;
+  const contains = node.matches(".range") ? "" : searchText(node);
+  // Attributes without a condition share one request.
+  return formatAddress({ filter: others, ...((Object.hasOwn(filter, name) || contains) && { name }), contains });
 }
 
-function createRange({ name, minimum, maximum }) {
+/** Shows the values and counts under the current filter; without counts if they cannot be loaded. */
+async function updateCounts(node) {
+  const address = addressOf(node);
+  const all = facets.find(({ name }) => name === node.dataset.name);
+  let facet;
+  try {
+    facet = (await loadAnswer(address)).find(({ name }) => name === node.dataset.name);
+  } catch (error) {
+    if (error.status === undefined) throw error;
+  }
+  if (addressOf(node) !== address) return; // the filter or the text has changed meanwhile
+  if (node.matches(".range")) showLimits(node, facet?.minimum == null ? all : facet);
+  else if (facet) showValues(node, facet);
+  else showUncounted(node, all);
+}
+
+function createRange({ name }) {
   const node = cloneTemplate("range");
   node.dataset.name = name;
   node.querySelector("legend").textContent = heading(name);
   const inputs = [...node.querySelectorAll("input")];
-  inputs[0].placeholder = Math.floor(minimum);
-  inputs[1].placeholder = Math.ceil(maximum);
   for (const input of inputs) {
     input.addEventListener("change", () => {
       const filled = inputs.filter(({ value }) => value !== "");
@@ -105,6 +109,12 @@ function createRange({ name, minimum, maximum }) {
     });
   }
   return node;
+}
+
+function showLimits(node, { minimum, maximum }) {
+  const [lower, upper] = node.querySelectorAll("input");
+  lower.placeholder = Math.floor(minimum);
+  upper.placeholder = Math.ceil(maximum);
 }
 
 function setCondition(name, condition) {
@@ -122,7 +132,8 @@ export function showFilter(newFilter) {
   for (const node of element("facets").children) {
     const { name } = node.dataset;
     const condition = Object.hasOwn(filter, name) ? filter[name] : undefined; // an attribute may be named "constructor"
-    const isShown = node.matches(".range") ? showRange(node, condition) : showChoices(node, name, condition);
+    const isShown = node.matches(".range") ? showRange(node, condition) : showChoices(node, condition);
+    updateCounts(node);
     if (isShown) delete others[name];
   }
   const count = Object.keys(filter).length;
@@ -135,18 +146,9 @@ export function showFilter(newFilter) {
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
-function showChoices(node, name, condition) {
+function showChoices(node, condition) {
   const wanted = condition === undefined || isObject(condition) ? [] : [condition].flat();
-  const texts = new Set(wanted.map((value) => JSON.stringify(value)));
-  for (const box of node.querySelectorAll("input")) {
-    box.checked = texts.delete(box.value);
-  }
-  for (const text of texts) { // a value that is too rare to be in the list
-    const rare = createChip(name, JSON.parse(text), null);
-    rare.querySelector("input").checked = true;
-    node.querySelector(".chips").prepend(rare);
-  }
-  updateShowAll(node);
+  checkValues(node, wanted);
   return wanted.length > 0;
 }
 

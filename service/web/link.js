@@ -3,20 +3,20 @@
 import { Problem } from "./api.js";
 
 export const PAGE_SIZE = 12; // items per page
-const MAX_TOP = 1000;
+const MAX_LIMIT = 1000;
 
 /** Formats a search as a fragment; empty for a search without query and filter. */
-export function formatFragment({ query, box, filter, top }) {
+export function formatFragment({ query, box, filter, limit }) {
   const parts = new URLSearchParams();
   if (query?.kind === "item") parts.set("item", query.id);
   if (query?.kind === "example") parts.set("example", query.name);
   if (box) parts.set("box", box.join(","));
   if (Object.keys(filter).length) parts.set("filter", JSON.stringify(filter));
-  if (top !== PAGE_SIZE) parts.set("top", String(top));
+  if (limit !== PAGE_SIZE) parts.set("limit", String(limit));
   return parts.size ? `#${parts}` : "";
 }
 
-/** Parses a fragment into query, box, filter and top; throws a Problem if any of them is invalid. */
+/** Parses a fragment into query, box, filter and limit; throws a Problem if any of them is invalid. */
 export function parseFragment(fragment) {
   const parts = new URLSearchParams(fragment.replace(/^#/, ""));
   const query = parts.has("item") ? { kind: "item", id: parts.get("item") }
@@ -25,7 +25,7 @@ export function parseFragment(fragment) {
     query,
     box: parsePart(parts, "box", null, parseBox),
     filter: parsePart(parts, "filter", {}, parseFilter),
-    top: parsePart(parts, "top", PAGE_SIZE, parseTop),
+    limit: parsePart(parts, "limit", PAGE_SIZE, parseLimit),
   };
 }
 
@@ -55,7 +55,7 @@ function parseFilter(text) {
   }
 }
 
-function parseTop(text) {
-  const top = Number(text);
-  return Number.isInteger(top) && top >= 1 && top <= MAX_TOP ? top : undefined;
+function parseLimit(text) {
+  const limit = Number(text);
+  return Number.isInteger(limit) && limit >= 1 && limit <= MAX_LIMIT ? limit : undefined;
 }

@@ -1,9 +1,12 @@
 // The results: cards, placeholders, empty results and errors.
 
 import { Problem } from "./api.js";
-import { announce, cloneTemplate, displayName, element, pluralize } from "./dom.js";
+import { showDetails } from "./details.js";
+import { announce, cloneTemplate, element, pluralize } from "./dom.js";
+import { createTitle, formatFact, formatPrice, isolate } from "./item.js";
 
 const results = element("results");
+const groups = new Map(); // cards by the URL of their photo, which contains its digest
 
 function setState(state) {
   document.body.className = `has-query ${state}`;
@@ -37,7 +40,9 @@ export function showLoading(isNew, count) {
 
 export function showResults(title, { items, cursor, milliseconds }, onSimilar) {
   setTitle(title);
-  results.replaceChildren(...items.map((item) => createCard(item, onSimilar)));
+  results.replaceChildren();
+  groups.clear();
+  for (const item of items) addCard(item, onSimilar);
   const { decode, embed, search } = milliseconds;
   const stages = [["decode", decode], ["embed", embed], ["search", search]].filter(([, time]) => time > 0);
   element("timings").textContent = stages.map(([stage, time]) => `${stage} ${formatTime(time)}`).join(" · ");
@@ -50,12 +55,11 @@ export function showResults(title, { items, cursor, milliseconds }, onSimilar) {
 
 /** Appends the next page and moves the focus to its first card. */
 export function appendResults({ items, cursor }, onSimilar) {
-  const cards = items.map((item) => createCard(item, onSimilar));
-  results.append(...cards);
+  const cards = items.map((item) => addCard(item, onSimilar));
   announce(`${pluralize(items.length, "more item")}.`);
   showPagination(cursor);
   setState("found");
-  cards[0]?.querySelector(".similar").focus({ preventScroll: true });
+  cards.find((card) => !card.hidden)?.querySelector(".similar").focus({ preventScroll: true });
 }
 
 function showPagination(cursor) {
@@ -94,6 +98,31 @@ export function showProblem(error, { keep = false } = {}) {
 
 // --- cards ----------------------------------------------------------------------------------------------
 
+/** Adds a result; one with the photo of an earlier one is collapsed behind it. */
+function addCard(item, onSimilar) {
+  const card = createCard(item, onSimilar);
+  const group = groups.get(item.image.url);
+  if (group) {
+    group.at(-1).after(card);
+    group.push(card);
+    showGroup(group, group[0].querySelector(".same-photo").ariaExpanded === "true");
+  } else {
+    groups.set(item.image.url, [card]);
+    results.append(card);
+  }
+  return card;
+}
+
+function showGroup(group, isExpanded) {
+  const [first, ...others] = group;
+  const button = first.querySelector(".same-photo");
+  button.hidden = false;
+  button.textContent = `${group.length} items with this photo`;
+  button.ariaExpanded = String(isExpanded);
+  for (const card of others) card.hidden = !isExpanded;
+  for (const card of group) card.toggleAttribute("data-expanded", isExpanded);
+}
+
 function createCard(item, onSimilar) {
   const node = cloneTemplate("result");
   const find = (selector) => node.querySelector(selector);
@@ -103,47 +132,21 @@ function createCard(item, onSimilar) {
   find("img").src = item.image.url;
   find(".similar").setAttribute("aria-label", `More like ${name}`);
   find(".similar").addEventListener("click", () => onSimilar(item));
-  find(".title").append(createTitle(item, name));
+  find(".title").append(createTitle(item));
   find(".title").title = name; // long titles are truncated, as are the facts
   const facts = Object.entries(others).map((entry) => isolate(formatFact(entry)));
   find(".facts").append(...facts.flatMap((fact, index) => [index ? " · " : "", fact]));
   find(".facts").title = find(".facts").textContent;
   find(".price").textContent = formatPrice(price, currency);
+  find(".details").setAttribute("aria-label", `Details of ${name}`);
+  find(".details").addEventListener("click", () => showDetails(item, onSimilar));
+  find(".same-photo").addEventListener("click", ({ target }) => {
+    showGroup(groups.get(item.image.url), target.ariaExpanded !== "true");
+  });
   find(".fill").style.setProperty("--share", Math.min(Math.max(item.score, 0), 1));
   find(".score-value").textContent = item.score.toFixed(2);
   find(".score").title = "Cosine similarity of the two images; identical images have 1";
   return node;
-}
-
-function createTitle(item, name) {
-  // Only web addresses become links: the catalogue is untrusted, and "javascript:" is a URL too.
-  if (!/^https?:\/\//i.test(item.url)) return document.createTextNode(name);
-  const link = document.createElement("a");
-  Object.assign(link, { href: item.url, textContent: name, target: "_blank", rel: "noopener noreferrer" });
-  return link;
-}
-
-/** Isolates a text whose direction may differ from its neighbours'. */
-function isolate(text) {
-  const node = document.createElement("bdi");
-  node.textContent = text;
-  return node;
-}
-
-/** Formats an attribute; numbers and booleans need its name. Digits are grouped from 10,000, so that years are not. */
-function formatFact([name, value]) {
-  if (typeof value === "boolean") return value ? displayName(name) : `not ${displayName(name)}`;
-  if (typeof value !== "number") return value;
-  return `${displayName(name)} ${value.toLocaleString(undefined, { useGrouping: "min2" })}`;
-}
-
-function formatPrice(price, currency) {
-  if (typeof price !== "number") return price === undefined ? "" : String(price);
-  try {
-    return new Intl.NumberFormat(undefined, { style: "currency", currency }).format(price);
-  } catch { // no currency in the catalogue, or not an ISO code
-    return [price.toFixed(2), currency].filter(Boolean).join(" ");
-  }
 }
 
 const formatTime = (time) => `${time.toFixed(time < 10 ? 1 : 0)}\u00a0ms`;

@@ -8,7 +8,7 @@ import { formatFragment, PAGE_SIZE, parseFragment } from "./link.js";
 import { appendResults, showLoading, showNoResults, showProblem, showResults } from "./results.js";
 
 // A query is {kind: "photo", blob}, {kind: "example", name} or {kind: "item", id}; a link can hold the last two.
-const NO_SEARCH = { query: null, box: null, filter: {}, top: PAGE_SIZE };
+const NO_SEARCH = { query: null, box: null, filter: {}, limit: PAGE_SIZE };
 let search = NO_SEARCH;
 let cursor = null;
 let running = null; // the AbortController of the current request: a new request aborts it
@@ -35,7 +35,7 @@ export const searchSimilar = ({ id, title, image }) => start({ kind: "item", id,
 /** Repeats the search with another box or filter. */
 export function refine(change) {
   showNotice("");
-  search = { ...search, ...change, top: PAGE_SIZE };
+  search = { ...search, ...change, limit: PAGE_SIZE };
   updateHistory("replaceState");
   if (search.query) run(false);
 }
@@ -44,9 +44,9 @@ export function refine(change) {
 export async function loadMore() {
   await runExclusive({ keep: true }, async (signal) => {
     element("results-section").setAttribute("aria-busy", "true");
-    const results = await request({ ...search, top: PAGE_SIZE, cursor }, signal);
+    const results = await request({ ...search, limit: PAGE_SIZE, cursor }, signal);
     cursor = results.cursor;
-    search = { ...search, top: search.top + PAGE_SIZE };
+    search = { ...search, limit: search.limit + PAGE_SIZE };
     updateHistory("replaceState");
     appendResults(results, searchSimilar);
   });
@@ -77,13 +77,14 @@ export function restoreFromUrl() {
 /** Aborts the current search, so that its response cannot interfere with the next one. */
 function reset() {
   running?.abort();
+  element("item-dialog").close();
   showBox(null); // also cancels a search that an arrow key has scheduled
   showNotice("");
 }
 
 function start(query) {
   reset();
-  search = { ...search, query, box: null, top: PAGE_SIZE };
+  search = { ...search, query, box: null, limit: PAGE_SIZE };
   updateHistory("pushState");
   window.scrollTo({ top: 0 });
   run(true);
@@ -112,7 +113,7 @@ async function runExclusive(options, work) {
 
 function run(isNew) {
   return runExclusive({}, async (signal) => {
-    showLoading(isNew, search.top);
+    showLoading(isNew, search.limit);
     element("copy-link").hidden = search.query.kind === "photo" || !navigator.clipboard;
     await showQuery(signal);
     checkSize(search.query);
@@ -123,8 +124,8 @@ function run(isNew) {
   });
 }
 
-async function request({ query, box, filter, top, cursor: after }, signal) {
-  const options = { top, ...(Object.keys(filter).length && { filter }), ...(after && { cursor: after }) };
+async function request({ query, box, filter, limit, cursor: after }, signal) {
+  const options = { limit, ...(Object.keys(filter).length && { filter }), ...(after && { cursor: after }) };
   if (query.kind === "item") {
     const body = JSON.stringify({ item_id: query.id, ...options });
     const headers = { "Content-Type": "application/json" };

@@ -63,8 +63,10 @@ function showStatus({ gallery, bundle, provider }) {
   showFacts("gallery-facts", [
     ["Items", gallery.items.toLocaleString()],
     ["Images", gallery.images.toLocaleString()],
+  ]);
+  showFacts("index-facts", [
     ["Pending changes", gallery.index.pending.toLocaleString()],
-    ["Index", gallery.index.kind ?? "none yet"],
+    ["Kind", gallery.index.kind ?? "none yet"],
     ["Recall@10 of the index", gallery.index.recall === null ? "not measured" : percent(gallery.index.recall)],
     ["Generation", gallery.index.name ?? "none yet"],
   ]);
@@ -119,7 +121,7 @@ function createJob(job) {
     job.rejected ? `${job.rejected.toLocaleString()} rejected` : "",
     isRunning && job.rate ? `${Number(job.rate.toFixed(job.rate < 10 ? 1 : 0)).toLocaleString()} images/s` : "",
     isRunning && job.seconds_left != null ? `${formatDuration(job.seconds_left)} left` : "",
-    isRunning ? "" : new Date(job.updated * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }),
+    isRunning ? "" : new Date(job.updated).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }),
     job.message,
   ].filter(Boolean).join(" · ");
   return node;
@@ -132,6 +134,21 @@ function setProgress(bar, { done, total }) {
 }
 
 const formatDuration = (seconds) => seconds < 90 ? `${Math.ceil(seconds)} s` : `${Math.round(seconds / 60)} min`;
+
+// --- details for developers, of the index, the model and the time that a search took -----------------------
+
+const SWITCH_KEY = "lookalike-developer";
+
+function showDeveloperDetails(isShown) {
+  element("developer").checked = isShown;
+  document.documentElement.toggleAttribute("data-developer", isShown);
+}
+
+element("developer").addEventListener("change", ({ target }) => {
+  localStorage.setItem(SWITCH_KEY, String(target.checked));
+  showDeveloperDetails(target.checked);
+});
+showDeveloperDetails(localStorage.getItem(SWITCH_KEY) === "true");
 
 // --- open and close -------------------------------------------------------------------------------------
 
