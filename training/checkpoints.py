@@ -1,7 +1,7 @@
 """Checkpoints and the run folder: everything that is needed to resume, measure or export a run."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +14,20 @@ import yaml
 from index._util.files import atomic_write, atomic_write_text
 from training.backbones import EmbeddingModel
 from training.config import RESUMABLE, TrainingConfig, flatten_settings
+from training.data import Photo
+from training.data.validation import DUPLICATES, UNREADABLE
 from training.errors import TrainingError
+from training.seen_classes import SeenClasses
 
 _CONFIG = "config.yaml"
 _CHECKPOINT = "checkpoint.pt"
 _BEST = "best.pt"
 _NEXT_BEST = "next-best-{}.pt"
 _RESULT = "result.json"
+_CLASSES = "classes.json"
+_SPLITS = ("train", "validation", "test")
+_SEEN = ("train", "validation", "earlier")
+"""The classes that a model counts as seen; `earlier` ones were seen by the run that it started from."""
 REFIT = "refit"
 """Subfolder of a run for its repetition on all products."""
 
@@ -28,8 +35,8 @@ REFIT = "refit"
 @dataclass(frozen=True)
 class RunFolder:
     """A folder with `config.yaml` (settings and data), `checkpoint.pt` (the run's state), `best.pt` (the best epoch's
-    weights), `result.json` (the chosen model's figures), and the logger's `metrics.jsonl`, `log.txt`, plots and
-    TensorBoard events."""
+    weights), `classes.json` (the labels of each split), `result.json` (the chosen model's figures), and the logger's
+    `metrics.jsonl`, `log.txt`, plots and TensorBoard events."""
 
     path: Path
 
@@ -47,6 +54,7 @@ class RunFolder:
     def start(self, config: TrainingConfig, data: str, *, resume: bool) -> bool:
         """Creates the folder, or with `resume` accepts one with the same run; returns whether it is new."""
         new = not (self.path / _CONFIG).is_file()
+        config = self.settle(config)
         if not new:
             if not resume:
                 raise TrainingError(
@@ -56,12 +64,25 @@ class RunFolder:
             if self.config == config:
                 return False
             (self.path / _RESULT).unlink(missing_ok=True)  # the result of a different number of epochs
-        elif self.path.exists() and any(self.path.iterdir()):
+        elif self.path.exists() and any(path.name not in (UNREADABLE, DUPLICATES) for path in self.path.iterdir()):
             raise TrainingError(f"{self.path} is not empty and not a run.", "Choose another folder with --out.")
         self.path.mkdir(parents=True, exist_ok=True)
+        self.write_config(config, data)
+        return new
+
+    def write_config(self, config: TrainingConfig, data: str) -> None:
+        """Records settings and data, also settings that were chosen while the run was prepared."""
         description = {"data": data, "config": config.model_dump(mode="json")}
         atomic_write_text(self.path / _CONFIG, yaml.safe_dump(description, sort_keys=False))
-        return new
+
+    def settle(self, config: TrainingConfig) -> TrainingConfig:
+        """Returns the settings with the batch size that the run in this folder chose, if it is automatic."""
+        if config.sampling.batch_size != "auto" or not (self.path / _CONFIG).is_file():
+            return config
+        old = self.config
+        optimiser = config.optimiser.model_copy(update={"accumulation": old.optimiser.accumulation})
+        sampling = config.sampling.model_copy(update={"batch_size": old.sampling.batch_size})
+        return config.model_copy(update={"sampling": sampling, "optimiser": optimiser})
 
     def _check_same(self, config: TrainingConfig, data: str) -> None:
         """Refuses to continue a run with different settings, and names them."""
@@ -125,6 +146,35 @@ class RunFolder:
         self._promote_best(checkpoint)
         return checkpoint
 
+    def write_classes(self, photos: Sequence[Sequence[Photo]]) -> None:
+        """Records the classes of the training, validation and test photos, and those of the run it started from."""
+        labels = {split: sorted({p.label for p in part}) for split, part in zip(_SPLITS, photos, strict=True)}
+        if parent := self.config.start_from:
+            earlier = RunFolder(Path(parent))._read_classes() or {}
+            labels["earlier"] = sorted({label for split in _SEEN for label in earlier.get(split, ())})
+        atomic_write_text(self.path / _CLASSES, json.dumps(labels, indent=1) + "\n")
+
+    def _read_classes(self) -> dict[str, list[str]] | None:
+        try:
+            labels: dict[str, list[str]] = json.loads((self.path / _CLASSES).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        return labels
+
+    def seen_classes(self, file: Path | None = None) -> SeenClasses | None:
+        """Returns the classes that the model of `file` learned or that chose it; None if the run did not record them.
+
+        The untrained backbone learned none; without a trained epoch to compare it with, none chose it either.
+        """
+        labels = self._read_classes()
+        if labels is None:
+            return None
+        earlier = labels.get("earlier", [])
+        result = self.result() if self.is_finished and (file is None or file.name == _BEST) else {"epoch": 1}
+        if not result["epoch"]:
+            return SeenClasses.of([*earlier, *(labels["validation"] if result["epochs"] else ())])
+        return SeenClasses.of([*earlier, *labels["train"], *labels["validation"]])
+
     def write_result(self, result: dict[str, Any]) -> None:
         """Writes the chosen model's figures; the file marks a finished run, so it is written last."""
         atomic_write_text(self.path / _RESULT, json.dumps(result, indent=2) + "\n")
@@ -160,12 +210,24 @@ class RunFolder:
         if file is None:
             raise TrainingError(f"{self.path} has no checkpoint yet.", "Let `lookalike train` finish an epoch.")
         state = _load_state(file)
-        if "work" in state:
-            work = state["work"]
-            state = work["average"]["model"] if "average" in work else work["model"]
-        model = EmbeddingModel(self.config.backbone, input_size=self.config.preprocessing.input_size, pretrained=False)
-        model.load_state_dict(state)
+        if "work" not in state:
+            return self.model_of(state)
+        work, progress = state["work"], state["progress"]
+        weights = work["average"]["model"] if "average" in work else work["model"]
+        return self.model_of(weights if progress["epoch"] or progress["step"] else without_head(weights))
+
+    def model_of(self, weights: dict[str, Any]) -> EmbeddingModel:
+        """Returns the run's model with the given weights, in evaluation mode."""
+        config, head = self.config, "head.weight" in weights
+        side = config.preprocessing.input_size
+        model = EmbeddingModel(config.backbone, input_size=side, pretrained=False, head=head)
+        model.load_state_dict(weights)
         return model.eval()
+
+
+def without_head(weights: dict[str, Any]) -> dict[str, Any]:
+    """Returns the weights of the backbone alone: the untrained model, whose head would be random."""
+    return {name: value for name, value in weights.items() if not name.startswith("head.")}
 
 
 def _load_state(path: Path) -> dict[str, Any]:

@@ -1,14 +1,12 @@
-"""The commands `train`, `evaluate`, `export` and `report`, and the demo up to its gallery."""
+"""The commands `train`, `export` and `report`, and the demo up to its gallery."""
 
-import json
-import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from training.callbacks import Callback
+from training.console import TrainingProgressBar
 from training.errors import TrainingError
 from training.metric_names import metric_title
 
@@ -31,6 +29,11 @@ DataOption = Annotated[
     str, typer.Option(help="sample[:DIR], folder:DIR, table:FILE, cub:DIR, cars:DIR, sop:DIR or inshop:DIR.")
 ]
 
+SeenClassesOption = Annotated[
+    Literal["refuse", "exclude", "include"],
+    typer.Option(help="What to do about test classes that the model was trained on, or chosen with."),
+]
+
 
 def train(
     data: DataOption,
@@ -40,6 +43,16 @@ def train(
         list[str] | None, typer.Option(help="Named settings, layered in order; by default those of the data set.")
     ] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: key=value.")] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(help="Column of a table, where its name differs: item_id=sku.", metavar="NAME=COLUMN"),
+    ] = None,
+    images: Annotated[
+        str | None, typer.Option(help="Folder that the image paths of a table are relative to. Default: its own.")
+    ] = None,
+    start_from: Annotated[
+        Path | None, typer.Option(help="Start with the weights of this earlier run, not with pretrained ones.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     refit: Annotated[
         bool, typer.Option("--refit", help="Then train on all products, for as many epochs, into --out/refit.")
@@ -57,10 +70,14 @@ def train(
     """
     require_train_extra()
     from training.config import load_config
+    from training.data.tables import extend_spec
     from training.loop import train as run
 
+    data = extend_spec(data, column or [], images)
     benchmark = ["mlrc"] if protocol == "mlrc" else []
     settings = load_config(config, set_ or [], presets=[*(preset or _presets(data)), *benchmark])
+    if start_from:
+        settings = settings.model_copy(update={"start_from": str(start_from.absolute())})
     if protocol and refit:
         raise TrainingError("--refit trains one model, --protocol several.", "Use one of the two.")
     photos = read_data(data)
@@ -69,58 +86,28 @@ def train(
         return
     with TrainingProgressBar(settings) as callback:
         result = run(settings, photos, out, data, callback, resume=resume)
-    shipped = _refit(out, photos, settings.model_copy(update={"stop_epoch": result["epoch"]})) if refit else out
-    if callback.first and not result["epoch"]:
-        typer.echo("No epoch was trained, so there is no model to export.")
-    elif callback.first:
-        typer.echo(f"Epoch {result['epoch']} was kept; export it with: lookalike export {shipped} --out BUNDLE")
-        if not refit:
+    epoch, shipped = result["epoch"], out
+    if refit and epoch:
+        shipped = _refit(out, photos, settings.model_copy(update={"stop_epoch": epoch}))
+    if callback.first:
+        kept = f"Epoch {epoch}" if epoch else "The untrained backbone"
+        typer.echo(f"{kept} was kept; export it with: lookalike export {shipped} --out BUNDLE")
+        if refit and not epoch:
+            typer.echo("There is no trained epoch to refit.")
+        elif not refit and epoch:
             typer.echo("To train on the held-out products too, repeat the command with --resume --refit.")
 
 
-def evaluate(
-    model: Annotated[Path, typer.Option(help="A training run, a checkpoint file in one, or an exported bundle.")],
-    data: DataOption,
-    k: Annotated[str, typer.Option(help="The Ks of Recall@K.")] = "1,2,4,8",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the figures here.")] = None,
-    bootstrap: Annotated[int, typer.Option(help="Bootstrap rounds of 95 % confidence intervals; 0: none.", min=0)] = 0,
-    index: Annotated[bool, typer.Option("--index", help="Also measure through the search index.")] = False,
-) -> None:
-    """Measure recall and precision on the classes of a data set that are kept for testing.
-
-    Example: lookalike evaluate --model bundle --data sample --k 1,10 --bootstrap 1000
-    """
-    require_train_extra()
-    from index._util.files import atomic_write_text
-    from index.cli.progress import progress_bar
-    from index.embedding.bundle import Bundle
-    from training.evaluation import embed_photos, full_report, is_bundle, load_model, versions
-
-    ks = _parse_ks(k)
-    _refuse_learned(model, data)
-    preprocessing, embed = load_model(model)
-    checked = check_data(read_data(data))
-    for remark in checked.remarks:
-        typer.echo(remark, err=True)
-    photos = checked.test
-    with progress_bar("Embedding") as on_progress:
-        vectors = embed_photos(photos, preprocessing, embed, on_progress)
-    report = full_report(vectors, photos, ks, rounds=bootstrap, through_index=index)
-    _print_report(report)
-    if json_file:
-        card = Bundle.load(model).card if is_bundle(model) else None
-        about = {"bundle": card.id if card else None, "refit": card.refit if card else False}
-        record = {"model": str(model), **about, "data": data, **report, "versions": versions()}
-        atomic_write_text(json_file, json.dumps(record, indent=2) + "\n")
-
-
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
+    model: Annotated[str, typer.Argument(help="Folder of a training run, or backbone:NAME as it was pretrained.")],
     out: Annotated[Path, typer.Option(help="Folder of the bundle to write.")],
-    data: Annotated[str | None, typer.Option(help="Photos to check with; by default the run's own data.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Photos to check with; by default the run's own data, or generated images.")
+    ] = None,
     precision: Annotated[str, typer.Option(help="fp32, and further bundles: fp32,fp16,int8.")] = "fp32",
+    seen_classes: SeenClassesOption = "refuse",
 ) -> None:
-    """Export a trained model to ONNX, checked against PyTorch on real photos.
+    """Export a model to ONNX, checked against PyTorch.
 
     Example: lookalike export runs/first --out bundle --precision fp32,int8
 
@@ -129,17 +116,28 @@ def export(
     require_train_extra()
     from index.cli.progress import progress_bar
     from training.checkpoints import RunFolder
-    from training.export import export_reduced, export_run
+    from training.export import export_backbone, export_reduced, export_run
+    from training.models import is_backbone
+    from training.seen_classes import SeenClasses, check_unseen
 
     reduced = _parse_precisions(precision)
-    folder = RunFolder(run)
-    photos = check_data(read_data(data or folder.data))
-    bundle = export_run(folder, out, photos.test[:64])
-    typer.echo(f"Bundle {bundle.id} is in {out}")
-    if not reduced:
+    run = None if is_backbone(model) else RunFolder(Path(model))
+    spec = data or (run.data if run else None)
+    photos = check_data(read_data(spec)) if spec else None
+    remarks: tuple[str, ...] = ()
+    if reduced:
+        if photos is None:
+            raise TrainingError(f"--precision {precision} is measured on photos.", "Give some with --data.")
+        check = check_unseen(photos, {model: run.seen_classes() if run else SeenClasses()}, seen_classes)
+        photos, remarks = check.data, check.remarks
+    samples = photos.test[:64] if photos else ()
+    bundle = export_run(run, out, samples) if run else export_backbone(model, out, samples)
+    for line in filter(None, (f"Bundle {bundle.id} is in {out}", bundle.card.remark, *remarks)):
+        typer.echo(line)
+    if not reduced or photos is None:
         return
     with progress_bar("Measuring on the test photos") as on_progress:
-        others = export_reduced(bundle, reduced, photos, on_progress)
+        others = export_reduced(bundle, reduced, photos, on_progress, remark=" ".join(remarks))
     for other in others:
         typer.echo(f"Bundle {other.id} is in {other.directory} ({other.card.precision})")
         typer.echo("\n".join(format_precision(other.card)))
@@ -149,6 +147,7 @@ def report(
     run: Annotated[Path, typer.Argument(help="Folder of a training run.")],
     out: Annotated[Path | None, typer.Option(help="The page to write; by default report.html in the run.")] = None,
     data: Annotated[str | None, typer.Option(help="Photos to show; by default the run's own data.")] = None,
+    seen_classes: SeenClassesOption = "refuse",
 ) -> None:
     """Write a page about a training run: figures, worst queries as photos, and the space it learned.
 
@@ -158,6 +157,7 @@ def report(
     from index.cli.progress import progress_bar
     from training.checkpoints import RunFolder
     from training.report import write_report
+    from training.seen_classes import check_unseen
 
     folder, page = RunFolder(run), out or run / "report.html"
     own_data = folder.data
@@ -165,16 +165,15 @@ def report(
     if page.is_dir():
         raise TrainingError(f"{page} is a folder.", "Give a file, such as --out report.html.")
     folder.model()  # raises for a run without a checkpoint before its photos are read
-    _refuse_learned(run, spec)
     try:
         photos = read_data(spec)
     except TrainingError as error:
         raise (
             error if data else TrainingError(error.problem, "Give the new location of the photos with --data.")
         ) from None
-    photos = check_data(photos)
+    check = check_unseen(check_data(photos), {str(run): folder.seen_classes()}, seen_classes)
     with progress_bar("Embedding the test photos") as on_progress:
-        write_report(folder, photos, page, spec=spec, on_progress=on_progress)
+        write_report(folder, check.data, page, spec=spec, on_progress=on_progress)
     typer.echo(f"The report is in {page}")
 
 
@@ -193,9 +192,6 @@ def prepare_demo(directory: Path, *, quick: bool) -> None:
     typer.echo(f"Sample shop: {products} products to learn, {unseen} others that training never sees ({demo.shop})")
     with TrainingProgressBar(demo.config) as callback:
         demo.train(data, callback)
-    typer.echo("On the products that training never saw:")
-    for name, record in (("before", demo.run.history()[0]), ("after", demo.run.result())):
-        typer.echo(f"  {name} training".ljust(18) + _row(record))
     bundle = demo.export(data)
     typer.echo(f"Exported to ONNX: bundle {bundle.id} ({demo.bundle})")
     with progress_bar("Indexing the shop") as on_progress:
@@ -213,61 +209,9 @@ def require_train_extra() -> None:
         )
 
 
-class TrainingProgressBar(Callback):
-    """A progress bar over a run's steps, and a line for every measurement; silent in all processes but the first."""
-
-    def __init__(self, config: "TrainingConfig", *, unmeasured: bool = False) -> None:
-        """With `unmeasured` the run has no test photos, and its epochs print no line."""
-        from index.cli.progress import progress_bar
-
-        self.first = os.environ.get("RANK", "0") == "0"
-        self._unmeasured = unmeasured
-        self._epochs = config.last_epoch
-        self._title = f"Training with {config.loss.name}"
-        self._bar = progress_bar(self._title)
-
-    def __enter__(self) -> "TrainingProgressBar":
-        self._update = self._bar.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._bar.__exit__(*error)
-
-    def on_step(self, epoch: int, step: int, steps: int) -> None:
-        if self.first:
-            self._update(epoch * steps + step, self._epochs * steps, self._title)
-
-    def on_progress(self, title: str, done: int, total: int) -> None:
-        if self.first:
-            self._update(done, total, title)
-
-    def on_epoch(self, record: dict[str, Any]) -> None:
-        if self._unmeasured:
-            return
-        name = f"epoch {record['epoch']}/{self._epochs}" if record["epoch"] else "untrained"
-        self.on_message(f"  {name}".ljust(18) + _row(record))
-
-    def on_message(self, text: str) -> None:
-        if self.first:
-            typer.echo(text)
-
-
 def _row(record: dict[str, Any]) -> str:
     names = [name for name in record if name.rpartition(".")[2].startswith(("recall", "map"))]
     return "  ".join(f"{metric_title(name)} {100 * record[name]:5.1f} %" for name in names)
-
-
-def _print_report(report: dict[str, Any]) -> None:
-    typer.echo(f"{report['queries']:,} queries against {report['gallery']:,} gallery photos")
-    for name, value in report["figures"].items():
-        line = f"{metric_title(name):11} {100 * value:6.2f} %"
-        if "intervals" in report:
-            low, high = report["intervals"][name]
-            line += f"  [{100 * low:6.2f}, {100 * high:6.2f}]"
-        if name in report.get("index", {}):
-            served = report["index"][name]
-            line += f"  through the index {100 * served:6.2f} % ({100 * (served - value):+.2f})"
-        typer.echo(line)
 
 
 def _refit(out: Path, photos: "DataSet", settings: "TrainingConfig") -> Path:
@@ -314,39 +258,11 @@ def format_precision(card: "BundleCard") -> list[str]:
     return lines
 
 
-def _parse_ks(text: str) -> list[int]:
-    try:
-        ks = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        ks = []
-    if not ks or ks[0] < 1:
-        raise TrainingError(f"--k {text!r} is not a list of positive numbers.", "Write it as 1,2,4,8.")
-    return ks
-
-
 def _presets(data: str) -> list[str]:
     """Returns the preset of a data set, or nothing."""
     from training.config import preset_names
 
     return [name for name in preset_names() if name == data.partition(":")[0]]
-
-
-def _refuse_learned(model: Path, data: str) -> None:
-    """Refuses to measure a refitted model on its own data: it was trained on every class."""
-    from index.embedding.bundle import Bundle
-    from training.checkpoints import RunFolder
-    from training.evaluation import is_bundle
-
-    if is_bundle(model):
-        if Bundle.load(model).card.refit:
-            typer.echo("This model was refitted on all products of its data; figures on them are too high.", err=True)
-        return
-    run = RunFolder(model.parent if model.is_file() else model)
-    if run.is_refit and run.data == data:
-        raise TrainingError(
-            f"{run.path} was trained on every class of {data}: it cannot be measured on them.",
-            f"Measure the run before the refit, {run.path.parent}, or give photos of other products with --data.",
-        )
 
 
 def read_data(spec: str) -> "DataSet":

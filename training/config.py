@@ -1,15 +1,15 @@
 """The settings of a training run: one validated file, with overrides from the command line."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from index._util.models import Frozen
+from index._util.validation import explain_errors
 from index.embedding.images import Preprocessing
 from training.errors import TrainingError
 
@@ -72,13 +72,19 @@ class AugmentationSettings(Settings):
         return self
 
 
+DEFAULT_BATCH_SIZE = 128
+"""Of `auto`, where memory allows it."""
+
+
 class SamplingSettings(Settings):
     """How photos are put into batches."""
 
     kind: Literal["auto", "random", "balanced", "power"] = Field(
         default="auto", description="auto: balanced for losses on pairs, random for the others"
     )
-    batch_size: int = Field(default=128, gt=1, description="over all processes together")
+    batch_size: int | Literal["auto"] = Field(
+        default="auto", description="over all processes together; auto: 128, or what fits into memory, accumulated"
+    )
     photos_per_class: int = Field(default=4, gt=1, description="with balanced: photos of a class in a batch")
     power: float = Field(
         default=0.5, ge=0, le=1, description="with power: a class is drawn in proportion to its size to this power"
@@ -90,9 +96,16 @@ class SamplingSettings(Settings):
         default=None, gt=0, description="batches of an epoch; by default as many as show about every photo once"
     )
 
+    @field_validator("batch_size", mode="before")
+    @classmethod
+    def _check_number(cls, value: object) -> object:
+        if value != "auto" and (not isinstance(value, int) or isinstance(value, bool) or value < 2):
+            raise ValueError("give a whole number from 2 on, or auto")
+        return value
+
     @model_validator(mode="after")
     def _check_batch_size(self) -> "SamplingSettings":
-        if self.kind == "balanced" and self.batch_size % self.photos_per_class:
+        if self.kind == "balanced" and self.batch_size != "auto" and self.batch_size % self.photos_per_class:
             raise ValueError(
                 f"batch_size {self.batch_size} is not a multiple of photos_per_class {self.photos_per_class}"
             )
@@ -103,7 +116,9 @@ class OptimiserSettings(Settings):
     """How the weights move; the loss's own parameters (proxies) are a group of their own."""
 
     name: Literal["adam", "adamw", "rmsprop"] = "adamw"
-    learning_rate: float = Field(default=1e-4, gt=0)
+    learning_rate: float = Field(
+        default=1e-4, gt=0, description="higher by default when only the head or the last stages learn"
+    )
     proxy_factor: float = Field(default=100.0, gt=0, description="the loss's parameters learn this much faster")
     layer_decay: float = Field(
         default=1.0, gt=0, le=1, description="each stage of the backbone learns at this share of the next one's rate"
@@ -151,6 +166,12 @@ class SelectionSettings(Settings):
         return self.fold is not None or self.validation_share > 0
 
 
+HEAD_RATE = 1e-3
+"""Default learning rate when only the head learns, on cached features."""
+LAST_STAGES_RATE = 3e-4
+"""Default learning rate when the last stages and the head learn, on cached activations."""
+
+
 class TrainingConfig(Settings):
     """Everything that decides a run's result, except the photos."""
 
@@ -167,6 +188,9 @@ class TrainingConfig(Settings):
         default=None, ge=0, description="end after this epoch; the schedule still plans for `epochs`"
     )
     seed: int = Field(default=0, ge=0, lt=2**32)
+    start_from: str | None = Field(
+        default=None, description="an earlier run, whose kept weights are the initial ones; by default pretrained ones"
+    )
     cached_views: int = Field(
         default=0, ge=0, description="train on this many cached augmented views of every photo; 0: on the photos"
     )
@@ -200,6 +224,18 @@ class TrainingConfig(Settings):
             return raw
         other = round(rule[given] * (256 / 224 if missing == "resize" else 224 / 256))
         return {**raw, "preprocessing": {**rule, missing: other}}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _choose_learning_rate(cls, raw: Any) -> Any:
+        """Sets the learning rate by what learns, unless it is given: the fewer weights, the higher the rate."""
+        if not isinstance(raw, Mapping) or not raw.get("cached_views"):
+            return raw
+        optimiser = raw.get("optimiser", {})
+        if not isinstance(optimiser, Mapping) or "learning_rate" in optimiser:
+            return raw
+        rate = HEAD_RATE if raw.get("cached_stage") is None else LAST_STAGES_RATE
+        return {**raw, "optimiser": {**optimiser, "learning_rate": rate}}
 
     @model_validator(mode="after")
     def _check_cache(self) -> "TrainingConfig":
@@ -235,7 +271,7 @@ def parse_config(raw: Mapping[str, Any]) -> TrainingConfig:
     try:
         return TrainingConfig.model_validate(raw)
     except ValidationError as error:
-        problems = explain_errors(error, TrainingConfig)
+        problems = "; ".join(explain_errors(error.errors(), TrainingConfig))
         raise TrainingError(f"Bad training settings: {problems}.", "See docs/train.md.") from None
 
 
@@ -301,35 +337,3 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         both = isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = _merge(merged[key], value) if both else value
     return merged
-
-
-def explain_errors(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """Formats every invalid entry with its place and value, and a similar known name."""
-    lines = []
-    for detail in error.errors():
-        place = tuple(map(str, detail["loc"]))
-        if not place:
-            lines.append(detail["msg"].removeprefix("Value error, "))
-            continue
-        name = prefix + ".".join(place)
-        if detail["type"] == "extra_forbidden":
-            lines.append(f"{name} is not a setting{suggest(place[-1], _field_names(model, place[:-1]))}")
-        elif detail["type"] == "missing":
-            lines.append(f"{name} is missing")
-        else:
-            lines.append(f"{name}={detail['input']!r}: {detail['msg'].removeprefix('Value error, ')}")
-    return "; ".join(lines)
-
-
-def suggest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """Returns `; did you mean ...?` when a known name is close, else an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _field_names(model: type[BaseModel], place: Sequence[str]) -> list[str]:
-    """Returns the settings at a place of a model."""
-    for part in place:
-        kind = model.model_fields[part].annotation
-        model = next(one for one in (kind, *get_args(kind)) if isinstance(one, type) and issubclass(one, BaseModel))
-    return list(model.model_fields)

@@ -32,9 +32,11 @@ from training.backbones import EmbeddingModel
 from training.callbacks import Progress
 from training.checkpoints import RunFolder
 from training.data import Photo
+from training.data.feature_cache import FeatureCache, FeatureStore
 from training.data.torch_datasets import MeasuredPhotos, decoding_workers
 from training.devices import choose_device, keep_freed_memory
 from training.distributed import ProcessGroup
+from training.errors import TrainingError
 
 Embed = Callable[[torch.Tensor], NDArray[np.float32]]
 
@@ -42,10 +44,12 @@ _QUERIES = 1024
 """Queries per search of the index."""
 _FEW = 128
 """Photos up to which no worker process is started to decode them."""
-_MAX_KEPT = 2 << 30
-"""Bytes of activations that are kept in memory."""
-_KEPT_BATCH = 256
-"""Kept activations per forward pass through the remaining layers."""
+_MAX_CACHED = 2 << 30
+"""Bytes of activations that are cached."""
+_CACHED_BATCH = 256
+"""Cached activations per forward pass through the remaining layers."""
+_MAX_NAMED = 3
+"""Photos without a usable vector that an error names."""
 
 
 def torch_embedder(
@@ -99,8 +103,23 @@ def measure(
 
 def _score(vectors: NDArray[np.float32], photos: Sequence[Photo], ks: Sequence[int]) -> dict[str, float]:
     """Returns the figures that are kept in a run's records."""
+    check_vectors(vectors, photos)
     figures = mean_metrics(query_metrics(vectors, photo_protocol(photos), ks))
     return {name: value for name, value in figures.items() if "@" in name}
+
+
+def check_vectors(vectors: NDArray[np.float32], photos: Sequence[Photo]) -> None:
+    """Raises an error that names the photos whose vectors are zero or not finite."""
+    lengths = np.linalg.norm(vectors, axis=1)
+    invalid = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
+    if not len(invalid):
+        return
+    named = ", ".join(f"{photos[place].path} (class {photos[place].label})" for place in invalid[:_MAX_NAMED])
+    more = f" and {len(invalid) - _MAX_NAMED:,} more" if len(invalid) > _MAX_NAMED else ""
+    raise TrainingError(
+        f"{len(invalid):,} of {len(photos):,} vectors are zero or not finite: {named}{more}.",
+        "Look at these photos; leave them out, or use a larger preprocessing.input_size or another model.",
+    )
 
 
 def photo_protocol(photos: Sequence[Photo]) -> RetrievalProtocol:
@@ -121,6 +140,7 @@ def full_report(
     through_index: bool = False,
 ) -> dict[str, Any]:
     """Returns all figures with counts, optionally with bootstrap intervals and with figures through the index."""
+    check_vectors(vectors, photos)
     protocol = photo_protocol(photos)
     figures = query_metrics(vectors, protocol, ks)
     report: dict[str, Any] = {
@@ -158,9 +178,9 @@ def versions() -> dict[str, str]:
 
 @dataclass
 class Evaluator:
-    """Measures a model repeatedly during training; every process of the run embeds its part of the photos.
+    """Measures a model repeatedly; every process of a run embeds its part of the photos.
 
-    The activations of frozen stages are computed once and kept if they fit into memory.
+    The activations of frozen stages are computed once and cached on disk, unless they are too large.
     """
 
     photos: Sequence[Photo]
@@ -169,50 +189,58 @@ class Evaluator:
     _: KW_ONLY
     half: torch.dtype | None = None
     workers: int | None = None
-    frozen: int | None = 0
-    """The number of first stages that never change; None means the whole backbone."""
+    store: FeatureStore | None = None
+    """The cache of the first stages, if these never change."""
+    frozen: int | None = None
+    """The number of stages in the cache; None means the whole backbone."""
+    on_progress: Progress | None = None
 
     def __post_init__(self) -> None:
         self._own = self.photos[self.world.rank :: self.world.size]
-        self._activations: NDArray[np.float32] | None = None
+        self._cache: FeatureCache | None = None
 
     def measure(self, model: EmbeddingModel, *, untrained: bool = False) -> dict[str, float]:
         """Returns the model's figures, on the first process only; `untrained` measures the backbone's own features."""
+        vectors = self.embed(model, untrained=untrained)
+        return {} if vectors is None else _score(vectors, self.photos, KS)
+
+    def embed(self, model: EmbeddingModel, *, untrained: bool = False) -> NDArray[np.float32] | None:
+        """Returns the vectors of all photos, on the first process only."""
         model.eval()
         own = self._embed(model, untrained) if self._own else None
         parts = self.world.gather(own)
         if not self.world.is_main:
-            return {}
+            return None
         embedded = [part for part in parts if part is not None]
         vectors = np.empty((len(self.photos), embedded[0].shape[1]), np.float32)
         for rank, part in enumerate(embedded):
             vectors[rank :: self.world.size] = part
-        return _score(vectors, self.photos, KS)
+        return vectors
 
     def _embed(self, model: EmbeddingModel, untrained: bool) -> NDArray[np.float32]:
-        frozen = self.frozen
-        stages = model.features if frozen is None else partial(model.activations, stage=frozen)
-        if frozen == 0 or not self._fits(stages):
+        if self.store is None or not self._fits(self.store):
             return self._embed_with(model.features if untrained else model)
-        if self._activations is None:
-            self._activations = self._embed_with(stages)
-        features = nn.Identity() if frozen is None else partial(model.features_from, stage=frozen)
+        if self._cache is None:
+            self._cache = self.store.cache_measured(self._own, self.preprocessing, self.on_progress)
+        table, places = self._cache.table, self._cache.places[0]
+        features = nn.Identity() if self.frozen is None else partial(model.features_from, stage=self.frozen)
 
         def rest(activations: torch.Tensor) -> torch.Tensor:
             return features(activations) if untrained else model.from_features(features(activations))
 
         embed = torch_embedder(rest, self.world.device, self.half)
-        return np.concatenate([embed(part) for part in torch.split(torch.from_numpy(self._activations), _KEPT_BATCH)])
+        parts = [places[start : start + _CACHED_BATCH] for start in range(0, len(places), _CACHED_BATCH)]
+        return np.concatenate([embed(torch.from_numpy(np.asarray(table[part]))) for part in parts])
 
-    def _fits(self, stages: Callable[[torch.Tensor], torch.Tensor]) -> bool:
+    def _fits(self, store: FeatureStore) -> bool:
         side = self.preprocessing.input_size
         blank = torch.zeros((1, side, side, 3), dtype=torch.uint8, device=self.world.device)
         with torch.inference_mode():
-            return 4 * stages(blank).numel() * len(self._own) <= _MAX_KEPT
+            return 4 * store.embed(blank).numel() * len(self._own) <= _MAX_CACHED
 
     def _embed_with(self, module: Callable[[torch.Tensor], torch.Tensor]) -> NDArray[np.float32]:
         embed = torch_embedder(module, self.world.device, self.half)
-        return embed_photos(self._own, self.preprocessing, embed, workers=self.workers)
+        return embed_photos(self._own, self.preprocessing, embed, self.on_progress, workers=self.workers)
 
 
 def is_bundle(path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -13,16 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from training.callbacks import Callback
-from training.checkpoints import RunFolder
+from training.checkpoints import RunFolder, without_head
 from training.config import TrainingConfig
 from training.data import DataSet, check_photos
+from training.data.dataset import list_names
 from training.distributed import ProcessGroup, join_process_group
 from training.errors import TrainingError
 from training.losses.base import ProxyLoss
 from training.metric_names import retrieval_figures
 from training.optimizers import set_rates
+from training.outcome import best_trained, describe_outcome
 from training.run_logger import RunLogger
-from training.setup import TrainingSetup, describe_volume, prepare_training
+from training.setup import TrainingSetup, describe_volume, plan_run, prepare_training
 from training.trackers import ExperimentTracker
 
 _SEEDS = 1 << 30
@@ -49,6 +51,8 @@ class RunProgress:
     """Of the best epoch on the validation classes."""
     initial: dict[str, str] = field(default_factory=dict)
     """Digests of the initial weights, of the batches and of the photos."""
+    class_sizes: dict[str, int] = field(default_factory=dict)
+    """Photos of each class, to name what changed before a run is resumed."""
     dropped: str | None = None
     """Why the run ended before its last epoch, if a rule ended it."""
 
@@ -80,9 +84,11 @@ def train(
     """Trains into the run folder `out`, or continues the run there, and returns the chosen model's figures."""
     with join_process_group(config.device) as world:
         folder = RunFolder(out)
+        chosen = config.sampling.batch_size == "auto"
+        config = world.broadcast(folder.settle(config) if world.is_main else None)
         with folder.begin(config, spec, resume=resume) if world.is_main else nullcontext():
             if world.is_main:
-                data = check_photos(data, on_progress=partial(callback.on_progress, "Checking the photos"))
+                data = check_photos(data, reports=out, on_progress=partial(callback.on_progress, "Checking the photos"))
             data = world.broadcast(data)
             for remark in data.remarks:
                 callback.on_message(remark)
@@ -91,6 +97,9 @@ def train(
                 finished: dict[str, Any] = world.broadcast(folder.result() if world.is_main else None)
                 return finished  # a study deletes the checkpoint of a finished run
             work = prepare_training(config, data, out, world, callback, pretrained=checkpoint is None)
+            config = work.config
+            if world.is_main:
+                folder.write_config(config, spec)
             reports = config.tracker is not None and world.is_main
             tracker = ExperimentTracker(config, out, callback.on_message) if reports else None
         progress = RunProgress(initial=work.initial)
@@ -98,13 +107,17 @@ def train(
             progress = RunProgress(**checkpoint["progress"])
             if progress.initial["photos"] != work.initial["photos"]:
                 raise TrainingError(
-                    f"The photos of {spec} have changed since the run {out} was started.",
-                    "Train into another folder with --out, or restore the photos.",
+                    f"The photos of {spec} have changed since the run {out} was started"
+                    f"{_describe_change(progress.class_sizes, work.class_sizes())}.",
+                    f"Restore the photos, or train a new run: --out FOLDER --start-from {out}.",
                 )
             work.load_state_dict(checkpoint["work"])
+        if world.is_main:
+            folder.write_classes(work.photos)
+        progress.class_sizes = work.class_sizes()
         first_step = progress.epoch * len(work.batches) + progress.step
         with RunLogger(out, first_step=first_step, active=world.is_main, tracker=tracker) as logger:
-            return _Training(config, folder, world, work, progress, logger, callback, drop).run()
+            return _Training(config, folder, world, work, progress, logger, callback, drop, chosen).run()
 
 
 @dataclass
@@ -119,15 +132,23 @@ class _Training:
     logger: RunLogger
     callback: Callback
     drop: Drop | None
+    chosen_batch: bool
+    """Whether the batch size was chosen automatically."""
     pending: list[dict[str, Tensor | float]] = field(default_factory=list)
     """Figures of the latest steps that are still on the device: reading them waits for it."""
 
     def run(self) -> dict[str, Any]:
         progress = self.progress
-        if self.has_epochs_left() and (volume := describe_volume(self.work)):
-            self.callback.on_message(volume)
+        if self.has_epochs_left():
+            self.callback.on_plan(plan_run(self.work, chosen=self.chosen_batch))
+            if volume := describe_volume(self.work):
+                self.callback.on_message(volume)
+        elif progress.history and progress.epoch < self.config.last_epoch:
+            self.callback.on_message(f"Nothing is left to train: {progress.dropped or self.describe_patience()}.")
         if not progress.history:
             self.measure({"epoch": 0})
+            self.select()
+            self.save()
         while self.has_epochs_left():
             self.train_epoch()
             self.measure(progress.finish_epoch())
@@ -231,12 +252,18 @@ class _Training:
         self.callback.on_epoch(record)
 
     def select(self) -> None:
-        """Keeps the model with the best validation score so far."""
-        score = self.progress.history[-1].get(f"validation.{self.config.selection.metric}")
-        if score is not None and score > self.progress.best_score:
-            self.progress.best_score, self.progress.best_epoch = score, self.progress.epoch
+        """Keeps the model with the best validation score so far; epoch 0 is the backbone without a head."""
+        progress = self.progress
+        score = progress.history[-1].get(self.selection_metric)
+        if score is not None and score > progress.best_score:
+            progress.best_score, progress.best_epoch = score, progress.epoch
             if self.world.is_main:
-                self.folder.save_best(self.work.measured.state_dict(), self.progress.epoch)
+                weights = self.work.measured.state_dict()
+                self.folder.save_best(weights if progress.epoch else without_head(weights), progress.epoch)
+
+    @property
+    def selection_metric(self) -> str:
+        return f"validation.{self.config.selection.metric}"
 
     def has_epochs_left(self) -> bool:
         progress = self.progress
@@ -244,9 +271,15 @@ class _Training:
 
     def out_of_patience(self) -> bool:
         patience = self.config.selection.patience
-        if patience is None or self.work.validation is None:
+        # Epoch 0 does not count: a random head may need more epochs than that to reach the untrained backbone.
+        best = best_trained(self.progress.history, self.selection_metric)
+        if patience is None or self.work.validation is None or best is None:
             return False
-        return self.progress.epoch - self.progress.best_epoch >= patience
+        return self.progress.epoch - int(best["epoch"]) >= patience
+
+    def describe_patience(self) -> str:
+        epoch, patience = self.progress.best_epoch, self.config.selection.patience
+        return f"no epoch was better than epoch {epoch} for {patience} epochs (selection.patience)"
 
     def save(self) -> None:
         if self.pending:
@@ -269,19 +302,33 @@ class _Training:
             "initial": progress.initial,
         }
         result |= _best_on_test(progress.history, self.config.selection.metric)
+        if remark := describe_outcome(progress.history, result, self.config.selection.metric):
+            result["remark"] = remark
+            self.callback.on_message(remark)
         if progress.dropped:
             result["dropped"] = progress.dropped
+        if self.config.start_from:
+            result["start_from"] = self.config.start_from
         shared: dict[str, Any] = self.world.broadcast(result)
         if self.world.is_main:
             self.folder.write_result(shared)
             self.logger.finish(shared)
+        self.callback.on_result(shared)
         return shared
+
+
+def _describe_change(old: Mapping[str, int], new: Mapping[str, int]) -> str:
+    """Returns how the photos of the classes differ, to be appended to a sentence."""
+    groups = {
+        "new classes": [label for label in new if label not in old],
+        "missing classes": [label for label in old if label not in new],
+        "classes with another number of photos": [label for label in old if new.get(label, old[label]) != old[label]],
+    }
+    named = [f"{name}: {list_names(labels)}" for name, labels in groups.items() if labels and old]
+    return f" ({'; '.join(named)})" if named else ""
 
 
 def _best_on_test(history: list[dict[str, Any]], metric: str) -> dict[str, Any]:
     """Returns the epoch that papers report: chosen on the test classes, so too optimistic; only recorded."""
-    trained = [record for record in history[1:] if metric in record]
-    if not trained:
-        return {}
-    best = max(trained, key=lambda record: float(record[metric]))
-    return {"best_on_test": {"epoch": best["epoch"], **retrieval_figures(best)}}
+    best = best_trained(history, metric)
+    return {"best_on_test": {"epoch": best["epoch"], **retrieval_figures(best)}} if best else {}

@@ -10,6 +10,7 @@ import json
 import os
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from training.checkpoints import RunFolder
 from training.config import TrainingConfig
 from training.data import DataSet, Photo, check_photos
 from training.data.dataset import fold_out
-from training.distributed import join_process_group
+from training.devices import choose_device
+from training.distributed import ProcessGroup, join_process_group
 from training.errors import TrainingError
-from training.evaluation import embed_photos, full_report, load_model, versions
+from training.evaluation import Evaluator, full_report, versions
 from training.loop import train
+from training.setup import feature_store
 
 FOLDS = 4
 RESULT = "folds.json"
@@ -81,7 +84,12 @@ def measure_folds(
 
 
 def _vectors(run: RunFolder, photos: Sequence[Photo], callback: Callback) -> NDArray[np.float32]:
-    preprocessing, embed = load_model(run.path, run.config.device)
-    title = f"Measuring {run.path.name}"
-    vectors = embed_photos(photos, preprocessing, embed, lambda done, total: callback.on_progress(title, done, total))
+    config, device = run.config, choose_device(run.config.device)
+    world, model = ProcessGroup(0, 1, device), run.model().to(device)
+    # Of cached stages the last ones have learned: their cache is that of the initial weights.
+    head_only = config.cached_views and config.cached_stage is None
+    store = feature_store(config, model, None, run.path, world, workers=0) if head_only else None
+    on_progress = partial(callback.on_progress, f"Measuring {run.path.name}")
+    vectors = Evaluator(photos, config.preprocessing, world, store=store, on_progress=on_progress).embed(model)
+    assert vectors is not None, "a single process has all vectors"
     return unit_vectors(vectors)

@@ -1,7 +1,10 @@
 """Builds the parts of a run from its settings: batches of photos, network, loss, optimiser."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,11 +18,11 @@ from torch.utils.data import DataLoader
 
 from training.backbones import EmbeddingModel
 from training.callbacks import Callback
-from training.checkpoints import REFIT
-from training.config import TrainingConfig
+from training.checkpoints import REFIT, RunFolder
+from training.config import DEFAULT_BATCH_SIZE, TrainingConfig
 from training.data import DataSet, Photo
-from training.data.dataset import fold_out, hold_out
-from training.data.feature_cache import CachedFeatures, cache_features
+from training.data.dataset import check_learnable, fold_out, hold_out
+from training.data.feature_cache import CachedFeatures, FeatureStore
 from training.data.samplers import Batches, expected_positives, make_batches
 from training.data.torch_datasets import TrainingPhotos, decoding_workers
 from training.devices import check_device, half_precision, set_precision
@@ -31,7 +34,9 @@ from training.losses.gather import gather_batch
 from training.losses.registry import learns_from_pairs, make_loss, parse_loss_settings, setting_names
 from training.losses.sample_aware import SampleAwareProxyLoss
 from training.optimizers import Factor, MovingAverage, make_optimiser, rate_factor
+from training.step_cost import RunPlan, available_memory, format_bytes, measure_step
 
+_FOLD = re.compile(r"fold-\d+")
 _FEW_POSITIVES = 0.5
 """Share of photos with a positive in their batch below which a loss on pairs gets a warning."""
 
@@ -49,6 +54,8 @@ class TrainingSetup:
     criterion: nn.Module
     batches: Batches
     loader: DataLoader[Any]
+    blank_inputs: Callable[[int], Tensor]
+    """Makes so many blank inputs of the network."""
     optimiser: torch.optim.Optimizer
     rate: Factor
     scaler: torch.amp.GradScaler
@@ -71,6 +78,10 @@ class TrainingSetup:
             "batches": _text_digest(list(self.batches)),
             "photos": _text_digest([(p.label, p.path.name, p.box) for part in self.photos for p in part]),
         }
+
+    def class_sizes(self) -> dict[str, int]:
+        """Returns the number of photos of each class, to learn and to measure."""
+        return dict(Counter(photo.label for part in self.photos for photo in part))
 
     @property
     def measured(self) -> EmbeddingModel:
@@ -112,23 +123,31 @@ def prepare_training(
     pretrained: bool = True,
 ) -> TrainingSetup:
     """Builds a run's parts, equal on every process; `pretrained` unless a checkpoint is going to fill them."""
+    check_learnable(data)
     torch.manual_seed(config.seed)
     set_precision(world.device, cudnn_benchmark=config.cudnn_benchmark, tf32=config.tf32)
     photos, held_out = train_validation_split(config, data)
-    batches = _batches(config, photos, world, callback)
     model, stage = _model(config, world, callback, pretrained=pretrained)
     half = half_precision(world.device) if config.mixed_precision else None
+    workers = decoding_workers(config.workers, world.device.type, world.local_size)
+    inputs = _Inputs(config, photos, model, stage, world, workers)
+    trained: nn.Module = _TrainedPart(model, inputs.features(), half)
+    if config.sampling.batch_size == "auto":
+        config = _choose_batch(config, trained, inputs)
+    batches = _batches(config, photos, world, callback)
     if pretrained:
         check_device(model, config.preprocessing.input_size, world.device, half)
     loss = _loss(config, photos, batches).to(world.device)
     optimiser = make_optimiser(config.optimiser, model, loss)
-    workers = decoding_workers(config.workers, world.device.type, world.local_size)
-    inputs = _Inputs(config, photos, model, stage, world, workers)
-    trained: nn.Module = _TrainedPart(model, inputs.features(), half)
 
-    def evaluator(of: Sequence[Photo]) -> Evaluator | None:
-        frozen = stage if config.cached_views else 0
-        return Evaluator(of, config.preprocessing, world, half=half, workers=workers, frozen=frozen) if of else None
+    store = feature_store(config, model, stage, out, world, workers) if config.cached_views else None
+
+    def evaluator(of: Sequence[Photo], name: str) -> Evaluator | None:
+        if not of:
+            return None
+        on_progress = partial(callback.on_progress, f"Embedding the {name} photos")
+        kept: dict[str, Any] = {"store": store, "frozen": stage, "on_progress": on_progress}
+        return Evaluator(of, config.preprocessing, world, half=half, workers=workers, **kept)
 
     return TrainingSetup(
         config=config,
@@ -138,13 +157,14 @@ def prepare_training(
         trained=torch.compile(trained) if config.compile else trained,  # type: ignore[arg-type]
         criterion=_distribute(loss if isinstance(loss, SampleAwareProxyLoss) else _GatheredLoss(loss), world),
         batches=batches,
-        loader=inputs.loader(batches, out, callback),
+        loader=inputs.loader(batches, store, callback),
+        blank_inputs=inputs.blank,
         optimiser=optimiser,
         rate=rate_factor(config, len(batches)),
         scaler=torch.amp.GradScaler(world.device.type, enabled=half is torch.float16),
         average=MovingAverage(model, config.optimiser.ema_decay) if config.optimiser.ema_decay else None,
-        test=evaluator(data.test),
-        validation=evaluator(held_out),
+        test=evaluator(data.test, "test"),
+        validation=evaluator(held_out, "validation"),
         photos=(photos, held_out, data.test),
     )
 
@@ -165,7 +185,10 @@ def _model(
     """Returns the network with its frozen parts, and the number of cached stages: None when only the head learns."""
     side = config.preprocessing.input_size
     # Cached activations are looked up by the weights that made them, so those are needed on resuming too.
-    model = EmbeddingModel(config.backbone, input_size=side, pretrained=pretrained or bool(config.cached_views))
+    pretrained = pretrained or bool(config.cached_views)
+    model = EmbeddingModel(config.backbone, input_size=side, pretrained=pretrained and config.start_from is None)
+    if pretrained and config.start_from is not None:
+        _load_earlier_run(model, RunFolder(Path(config.start_from)), callback)
     if config.backbone.batch_norm == "learn" and world.size > 1:
         if world.device.type == "cuda":
             model = convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
@@ -187,6 +210,30 @@ def _model(
             f"{len(unused)} parameters of the backbone are unused and not trained, such as {unused[0]}."
         )
     return model, stage
+
+
+def _load_earlier_run(model: EmbeddingModel, run: RunFolder, callback: Callback) -> None:
+    """Takes the backbone of an earlier run's kept model, and its head if that has the same size."""
+    state, target = run.model().state_dict(), model.state_dict()
+    misfits = [name for name in target if name.startswith("backbone.") and _shape(state, name) != target[name].shape]
+    if misfits:
+        raise TrainingError(
+            f"start_from={run.path} has the backbone {run.config.backbone.name}, which does not fit ({misfits[0]}).",
+            f"Set backbone.name={run.config.backbone.name}, or start from a run with this backbone.",
+        )
+    fitting = {name: value for name, value in state.items() if _shape(target, name) == value.shape}
+    model.load_state_dict(fitting, strict=False)
+    parts = "backbone and head" if "head.weight" in fitting else "backbone; its head has another size"
+    callback.on_message(f"Starts from {run.path}: {parts}.")
+    if run.is_refit:
+        callback.on_message(
+            f"Warning: {run.path} was trained on all its products, so figures on them are too high."
+            f" Start from {run.path.parent} to measure on products that were never learned."
+        )
+
+
+def _shape(state: Mapping[str, Tensor], name: str) -> torch.Size | None:
+    return state[name].shape if name in state else None
 
 
 class _TrainedPart(nn.Module):
@@ -236,42 +283,63 @@ class _Inputs:
     world: ProcessGroup
     workers: int
 
-    def loader(self, batches: Batches, out: Path, callback: Callback) -> DataLoader[Any]:
+    def loader(self, batches: Batches, store: FeatureStore | None, callback: Callback) -> DataLoader[Any]:
         config, pin = self.config, self.world.device.type == "cuda"
-        if config.cached_views:
-            return DataLoader(self._load_cache(out, callback), batch_sampler=batches, pin_memory=pin)
-        decoded = TrainingPhotos(self.photos, config.preprocessing.input_size, config.augmentation, config.seed)
+        if store:
+            return DataLoader(self._load_cache(store, callback), batch_sampler=batches, pin_memory=pin)
+        rule = config.preprocessing
+        decoded = TrainingPhotos(self.photos, rule.input_size, config.augmentation, config.seed, rule.fit)
         keep = self.workers > 0
         return DataLoader(
             decoded, batch_sampler=batches, num_workers=self.workers, pin_memory=pin, persistent_workers=keep
         )
 
-    def _load_cache(self, out: Path, callback: Callback) -> CachedFeatures:
-        config, backbone = self.config, self.config.backbone
-        cache = cache_features(
-            self.photos,
-            self._activations,
-            views=config.cached_views,
-            side=config.preprocessing.input_size,
-            settings=config.augmentation,
-            seed=config.seed,
-            directory=(out.parent.parent if out.name == REFIT else out.parent) / "feature-cache",
-            key=f"{backbone.name} {backbone.pooling if self.stage is None else self.stage}"
-            f" {_digest(self.model.backbone)}",
-            workers=self.workers,
-            on_progress=partial(callback.on_progress, "Caching features"),
+    def _load_cache(self, store: FeatureStore, callback: Callback) -> CachedFeatures:
+        config, rule = self.config, self.config.preprocessing
+        on_progress = partial(callback.on_progress, "Caching features")
+        cache = store.cache_views(
+            self.photos, config.cached_views, rule.input_size, config.augmentation, rule.fit, on_progress
+        )
+        callback.on_message(
+            f"Cached features: {cache.places.size:,} rows of this run in {store.directory},"
+            f" which holds {format_bytes(store.size())}."
         )
         return CachedFeatures(cache)
 
-    def _activations(self, pixels: Tensor) -> Tensor:
-        model, pixels = self.model.eval(), pixels.to(self.world.device)
-        return model.features(pixels) if self.stage is None else model.activations(pixels, self.stage)
+    def blank(self, count: int) -> Tensor:
+        """Returns inputs of a step, as the loader yields them, of blank photos."""
+        side = self.config.preprocessing.input_size
+        pixels = torch.zeros((count, side, side, 3), dtype=torch.uint8, device=self.world.device)
+        if not self.config.cached_views:
+            return pixels
+        with torch.no_grad():
+            return _frozen_part(self.model, self.stage, pixels).half()
 
     def features(self) -> Callable[[Tensor], Tensor]:
         """Returns the function from what the loader yields to pooled features."""
         if not self.config.cached_views:
             return self.model.features
         return Tensor.float if self.stage is None else partial(self.model.features_from, stage=self.stage)
+
+
+def feature_store(
+    config: TrainingConfig, model: EmbeddingModel, stage: int | None, out: Path, world: ProcessGroup, workers: int
+) -> FeatureStore:
+    """Returns the cache of the frozen part of a run's model; the runs of a folder share one, with refits and folds."""
+    while out.name == REFIT or _FOLD.fullmatch(out.name):
+        out = out.parent
+    backbone = config.backbone
+    return FeatureStore(
+        out.parent / "feature-cache",
+        lambda pixels: _frozen_part(model, stage, pixels.to(world.device)),
+        f"{backbone.name} {backbone.pooling if stage is None else stage} {_digest(model.backbone)}",
+        workers,
+    )
+
+
+def _frozen_part(model: EmbeddingModel, stage: int | None, pixels: Tensor) -> Tensor:
+    model.eval()
+    return model.features(pixels) if stage is None else model.activations(pixels, stage)
 
 
 def _digest(module: nn.Module) -> str:
@@ -286,15 +354,66 @@ def _text_digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
+def _choose_batch(config: TrainingConfig, trained: nn.Module, inputs: _Inputs) -> TrainingConfig:
+    """Returns the settings with the default batch size, or a smaller one that fits, accumulated to the default."""
+    world, classes = inputs.world, len({photo.label for photo in inputs.photos})
+    cost = measure_step(trained, inputs.blank, classes * config.backbone.embedding_size)
+    kind = config.sampling.kind
+    balanced = kind == "balanced" or (kind == "auto" and learns_from_pairs(config.loss.name))
+    divisor = math.lcm(world.size, config.sampling.photos_per_class if balanced else 1)
+    largest = math.ceil(DEFAULT_BATCH_SIZE / divisor) * divisor
+    memory = available_memory(world.device, world.local_size) * world.size
+    batch = world.broadcast(cost.fitting_batch(memory, divisor, largest=largest))
+    sampling = config.sampling.model_copy(update={"batch_size": batch})
+    together = config.optimiser.accumulation * max(1, round(largest / batch))
+    optimiser = config.optimiser.model_copy(update={"accumulation": together})
+    return config.model_copy(update={"sampling": sampling, "optimiser": optimiser})
+
+
+def plan_run(work: TrainingSetup, *, chosen: bool) -> RunPlan:
+    """Measures a step on blank photos and estimates the memory and the time of the run."""
+    config, world, (photos, *measured) = work.config, work.world, work.photos
+    classes, batch = len({photo.label for photo in photos}), work.batches.batch_size
+    network = getattr(work.trained, "_orig_mod", work.trained)  # not compiled for batches that never come again
+    cost = measure_step(network, work.blank_inputs, classes * config.backbone.embedding_size)
+    available = available_memory(world.device, world.local_size)
+    own = math.ceil(batch / world.size)
+    embedded = 0 if config.cached_views else sum(map(len, measured)) / world.size
+    return RunPlan(
+        photos=len(photos),
+        classes=classes,
+        epochs=config.last_epoch,
+        batch_size=batch,
+        accumulation=config.optimiser.accumulation,
+        steps=len(work.batches),
+        learns=_describe_learning(work),
+        memory=cost.memory(own),
+        available=available,
+        epoch_seconds=len(work.batches) * own * cost.photo_seconds + embedded * cost.forward_seconds,
+        fitting_batch=cost.fitting_batch(available, largest=own) * world.size,
+        chosen=chosen,
+    )
+
+
+def _describe_learning(work: TrainingSetup) -> str:
+    config = work.config
+    cached = f" on {config.cached_views} cached views of each photo" if config.cached_views else ""
+    learns = "All weights learn"
+    if config.cached_views:
+        learns = "The last stages and the head learn" if config.cached_stage is not None else "Only the head learns"
+    return f"{learns}{cached}, with {config.loss.name} at a learning rate of {config.optimiser.learning_rate:g}"
+
+
 def _batches(config: TrainingConfig, photos: Sequence[Photo], world: ProcessGroup, callback: Callback) -> Batches:
     """Makes the sampler, by default a balanced one for losses on pairs, which need positives in the batch."""
     sampling, labels = config.sampling, [photo.label for photo in photos]
     on_pairs = learns_from_pairs(config.loss.name)
     if sampling.kind == "auto":
         sampling = sampling.model_copy(update={"kind": "balanced" if on_pairs else "random"})
-    if sampling.kind == "balanced" and sampling.batch_size % sampling.photos_per_class:
+    batch = sampling.batch_size
+    if sampling.kind == "balanced" and batch != "auto" and batch % sampling.photos_per_class:
         raise TrainingError(
-            f"sampling.batch_size={sampling.batch_size} is not a multiple of"
+            f"sampling.batch_size={batch} is not a multiple of"
             f" photos_per_class={sampling.photos_per_class}, and {config.loss.name} takes balanced batches.",
             "Choose a multiple, or set sampling.kind=random.",
         )
@@ -326,12 +445,15 @@ def describe_volume(work: TrainingSetup) -> str | None:
     settings, planned = work.loss.hardness.settings, _planned_samples(work.config, work.photos[0], work.batches)
     needed, steps = settings.half_decay_samples(), work.config.epochs * len(work.batches)
     by_hand = "volume" in work.config.loss.settings
-    text = f"V = {settings.volume:.4g} ({'as set' if by_hand else 'from the planned epochs'})"
+    text = f"V = {settings.volume:.4g} ({'as set' if by_hand else 'chosen from the planned epochs'})"
     if settings.first_filter_step >= steps:
         start = settings.first_filter_step / len(work.batches)
         return f"{text} never acts: positives are weighed from epoch {start:g} on, counted from 0. Train longer."
     if needed >= planned:
-        return f"{text} never acts: its half-decay needs {needed:.1f} samples per class, {planned:.0f} are planned."
+        fitting = volume_for(planned, settings.tau)
+        remedy = f"Set loss.settings.volume={fitting:.4g}, or leave it out." if by_hand else "Train longer."
+        few = f"its half-decay needs {needed:.1f} samples per class, {planned:.0f} are planned"
+        return f"{text} never acts: {few}. {remedy}"
     share = f"{needed:.0f} of {planned:.0f} samples per class ({needed / planned:.0%})"
     return f"{text}: half-decay of learned positives after {share}."
 
@@ -339,5 +461,5 @@ def describe_volume(work: TrainingSetup) -> str | None:
 def _planned_samples(config: TrainingConfig, photos: Sequence[Photo], batches: Batches) -> float:
     """Returns how many photos per class the planned epochs show on average."""
     classes = len({photo.label for photo in photos})
-    shown = len(photos) if config.sampling.steps_per_epoch is None else len(batches) * config.sampling.batch_size
+    shown = len(photos) if config.sampling.steps_per_epoch is None else len(batches) * batches.batch_size
     return config.epochs * shown / classes

@@ -7,6 +7,7 @@ import timm
 import torch
 from torch import nn
 
+from index._util.plugins import load_plugin
 from training.backbones.bn_inception import BNInception
 from training.backbones.stages import Stage, split_stages
 from training.backbones.weights import load_pretrained
@@ -25,11 +26,22 @@ class EmbeddingModel(nn.Module):
     mean: torch.Tensor
     std: torch.Tensor
 
-    def __init__(self, settings: BackboneSettings, *, input_size: int | None = None, pretrained: bool = True) -> None:
-        """`input_size` defaults to the backbone's own; without `pretrained` a checkpoint must fill the weights."""
+    def __init__(
+        self,
+        settings: BackboneSettings,
+        *,
+        input_size: int | None = None,
+        pretrained: bool = True,
+        head: bool = True,
+    ) -> None:
+        """`input_size` defaults to the backbone's own; without `pretrained` a checkpoint must fill the weights.
+
+        Without `head` the vectors are the normalised features: the untrained model.
+        """
         super().__init__()
-        backbone: Any = _network(settings.name)
-        if pretrained:
+        plugin = _plugin(settings.name)
+        backbone: Any = plugin or _network(settings.name)
+        if pretrained and not (plugin and settings.weights == "auto"):  # a plug-in comes with its own weights
             load_pretrained(backbone, settings.name, settings.weights)
         self.backbone = backbone
         for part in ("mean", "std"):
@@ -43,11 +55,21 @@ class EmbeddingModel(nn.Module):
                 module.requires_grad_(False)
         self._side = input_size or backbone.pretrained_cfg["input_size"][1]
         width = self._fit()
-        self.norm = nn.LayerNorm(width, elementwise_affine=False) if settings.layer_norm else nn.Identity()
-        self.head = nn.Linear(width, settings.embedding_size)
-        nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
-        nn.init.zeros_(self.head.bias)
+        self.dimension = settings.embedding_size if head else width
+        """Numbers in a vector."""
+        layer_norm = head and settings.layer_norm
+        self.norm = nn.LayerNorm(width, elementwise_affine=False) if layer_norm else nn.Identity()
+        self.head: Any = nn.Identity()
+        if head:
+            self.head = nn.Linear(width, settings.embedding_size)
+            nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
+            nn.init.zeros_(self.head.bias)
         self.train()
+
+    @property
+    def input_size(self) -> int:
+        """The side of the images, in pixels."""
+        return int(self._side)
 
     def _fit(self) -> int:
         """Sets a transformer to the input size and returns the width of the features, both tried on a blank image."""
@@ -219,4 +241,20 @@ def _network(name: str) -> nn.Module:
             f"Did you mean {', '.join(close)}?" if close else "See docs/backbones.md, or use a name that timm lists.",
         )
     network: nn.Module = timm.create_model(timm_name, num_classes=0)
+    return network
+
+
+def _plugin(name: str) -> nn.Module | None:
+    """Returns the network of a plug-in; None if the name is not one."""
+    make = load_plugin("lookalike.backbones", name)
+    if make is None:
+        return None
+    network = make()
+    described = getattr(network, "pretrained_cfg", None)
+    missing = [key for key in ("mean", "std", "input_size") if not isinstance(described, dict) or key not in described]
+    if not isinstance(network, nn.Module) or missing:
+        raise TrainingError(
+            f"The backbone {name} is not a torch module with {', '.join(missing) or 'features'}.",
+            "Return a module with pretrained_cfg = {'mean': ..., 'std': ..., 'input_size': (3, height, width)}.",
+        )
     return network

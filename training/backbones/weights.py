@@ -18,6 +18,8 @@ from safetensors.torch import load_file
 from training.errors import TrainingError
 
 _PACKAGED = ("tf_efficientnet_lite0", "tf_efficientnet_lite1", "tf_efficientnet_lite2")
+_OWN = "backbone."
+"""The prefix of the backbone's weights in the `best.pt` of a run, which also has a head."""
 _FILE_OPTION = "backbone.weights=FILE (see docs/backbones.md)"
 
 
@@ -133,6 +135,8 @@ def _first(problem: str, keys: list[str]) -> Iterable[str]:
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
     """Returns a file's tensors by name, unwrapped from the dicts that training scripts put around them."""
+    if (path / "config.yaml").is_file():
+        raise TrainingError(f"{path} is a training run, not a file of weights.", f"Use --start-from {path} instead.")
     if not path.is_file():
         raise TrainingError(
             f"No weights file at {path}.",
@@ -153,4 +157,6 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
             state = state[wrapping]
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise TrainingError(f"{path} is not a state dict.", "Save a plain one: torch.save(model.state_dict(), FILE).")
-    return {key.removeprefix("module."): value for key, value in state.items()}
+    tensors = {key.removeprefix("module."): value for key, value in state.items()}
+    own = {key.removeprefix(_OWN): value for key, value in tensors.items() if key.startswith(_OWN)}
+    return own or tensors

@@ -14,7 +14,7 @@ import math
 import numpy as np
 from PIL import Image, ImageFilter, ImageStat
 
-from index.embedding.images import EncodedImage, decode
+from index.embedding.images import EncodedImage, Fit, decode
 from training.config import AugmentationSettings
 from training.data.dataset import Box
 
@@ -29,15 +29,26 @@ _TRIES = 10
 
 
 def augment(
-    image: EncodedImage, part: Box, side: int, settings: AugmentationSettings, rng: np.random.Generator
+    image: EncodedImage,
+    part: Box,
+    side: int,
+    settings: AugmentationSettings,
+    rng: np.random.Generator,
+    fit: Fit = "crop",
 ) -> Image.Image:
-    """Returns `side` x `side` pixels of a random crop of `part`, a box in pixels of the upright image."""
+    """Returns `side` x `side` pixels of a random crop of `part`, a box in pixels of the upright image.
+
+    With the fit `pad` it is a crop of the square that the part is padded to, as it is when the model is used.
+    """
     left, top, right, bottom = part
+    if fit == "pad":
+        length = max(right - left, bottom - top)
+        left, top = left - (length - (right - left)) // 2, top - (length - (bottom - top)) // 2
+        right, bottom = left + length, top + length
     west, north, east, south = random_part((right - left, bottom - top), settings.crop_scale, _CROP_RATIOS, rng)
     mirrored = rng.random() < 0.5
-    pixels, place = image.read((left + west, top + north, left + east, top + south), side)
     filter_ = Image.Resampling.BICUBIC if settings.interpolation == "bicubic" else Image.Resampling.BILINEAR
-    picture = pixels.resize((side, side), filter_, box=place)
+    picture = _read_padded(image, part, (left + west, top + north, left + east, top + south), side, filter_)
     if settings.flip and mirrored:
         picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
     if settings.rotation:
@@ -54,6 +65,22 @@ def augment(
         # The mean colour, which normalisation turns into about zero.
         picture.paste(_mean_colour(picture), random_part(picture.size, _ERASED_AREA, _ERASED_RATIOS, rng))
     return picture
+
+
+def _read_padded(image: EncodedImage, part: Box, crop: Box, side: int, filter_: Image.Resampling) -> Image.Image:
+    """Returns a crop as a square; where it exceeds the part, it is white."""
+    seen = max(part[0], crop[0]), max(part[1], crop[1]), min(part[2], crop[2]), min(part[3], crop[3])
+    if seen == crop:
+        pixels, place = image.read(crop, side)
+        return pixels.resize((side, side), filter_, box=place)
+    square = Image.new("RGB", (side, side), "white")
+    across, down = side / (crop[2] - crop[0]), side / (crop[3] - crop[1])
+    width, height = max(1, round((seen[2] - seen[0]) * across)), max(1, round((seen[3] - seen[1]) * down))
+    if seen[0] < seen[2] and seen[1] < seen[3]:
+        pixels, place = image.read(seen, max(width, height))
+        corner = round((seen[0] - crop[0]) * across), round((seen[1] - crop[1]) * down)
+        square.paste(pixels.resize((width, height), filter_, box=place), corner)
+    return square
 
 
 def random_part(

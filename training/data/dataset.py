@@ -1,7 +1,9 @@
 """A data set: photos with their classes, splits by class, and remarks for the user."""
 
+import hashlib
 import os
 import random
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +31,7 @@ class Photo(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSet:
-    """Training photos, and test photos of other classes, on which recall is measured."""
+    """Training photos, and test photos of other classes, on which recall is measured; either may be empty."""
 
     name: str
     train: tuple[Photo, ...]
@@ -44,8 +46,16 @@ class DataSet:
                 f"{self.name}: {len(shared)} classes are in both splits, such as {min(shared)}.",
                 "Recall is measured on classes that were never learned: keep each class in one split.",
             )
-        if len({photo.label for photo in self.train}) < 2:
-            raise TrainingError(f"{self.name} has fewer than two classes to learn.", "Give at least two.")
+
+
+def check_learnable(data: DataSet) -> None:
+    """Raises an error for a data set that is only for measuring."""
+    classes = len({photo.label for photo in data.train})
+    if classes < 2:
+        raise TrainingError(
+            f"{data.name} has {count_noun(classes, 'class', 'classes')} to learn.",
+            "Give at least two; in a table these are the rows whose split is train.",
+        )
 
 
 def check_usable(data: DataSet) -> DataSet:
@@ -55,7 +65,7 @@ def check_usable(data: DataSet) -> DataSet:
     lonely = [p.label for p in data.test if p.is_query and searchable[p.label] <= p.is_gallery]
     if len(lonely) == sum(photo.is_query for photo in data.test):
         raise TrainingError(
-            f"{data.name} cannot be measured: none of its {len(data.test)} test photos has another of its class.",
+            f"{data.name} cannot be measured: none of its {len(lonely)} query photos has another of its class to find.",
             "Give two or more photos of each class that is kept for measuring.",
         )
     thin = []
@@ -71,40 +81,57 @@ def check_usable(data: DataSet) -> DataSet:
 
 
 def split_by_class(name: str, photos: Sequence[Photo], remarks: Iterable[str] = ()) -> DataSet:
-    """Keeps a third of the classes for measuring: always the same ones, and none with a single photo."""
+    """Keeps about a third of the classes for measuring, chosen by their names, and none with a single photo."""
     counts = Counter(photo.label for photo in photos)
     single = [label for label, count in counts.items() if count == 1]
     notes = list(remarks)
     if single:
         left_out = count_noun(len(single), "class with one photo only is", "classes with one photo only are")
         notes.append(f"{left_out} left out: {list_names(single)}.")
-    train, test = hold_out([photo for photo in photos if counts[photo.label] > 1], 1 / 3, seed=0, name=name)
+    train, test = _hold_out([photo for photo in photos if counts[photo.label] > 1], 1 / 3, "test", name)
     return DataSet(name, tuple(train), tuple(test), tuple(notes))
 
 
-def hold_out(
-    photos: Sequence[Photo], share: float, seed: int, *, name: str = "The training set"
-) -> tuple[tuple[Photo, ...], tuple[Photo, ...]]:
-    """Splits photos into training and validation: whole classes of two or more photos are drawn with the seed.
-
-    At least two classes stay on each side: with one class, every result is correct.
-    """
+def hold_out(photos: Sequence[Photo], share: float, seed: int) -> tuple[tuple[Photo, ...], tuple[Photo, ...]]:
+    """Splits photos into training and validation by whole classes: about the given share of them, by name and seed."""
     if not 0 < share < 1:
         raise TrainingError(f"A share of {share} cannot be held out.", "Give a number between 0 and 1, such as 0.1.")
+    return _hold_out(photos, share, f"validation {seed}", "The training set")
+
+
+def _hold_out(
+    photos: Sequence[Photo], share: float, purpose: str, name: str
+) -> tuple[tuple[Photo, ...], tuple[Photo, ...]]:
+    """Holds out the classes whose hash is in the lowest `share`, among those with two or more photos.
+
+    A class does not change sides when others are added or removed. Only where that would leave fewer than two classes
+    on a side (with one class, every result is correct), or hold out more than half of them for a smaller share, the
+    classes with the next hashes fill up.
+    """
     counts = Counter(photo.label for photo in photos)
-    labels = sorted(label for label, count in counts.items() if count > 1)
-    if len(labels) < 2 or len(counts) < 4:
+    places = {label: _position(label, purpose) for label, count in counts.items() if count > 1}
+    if len(places) < 2 or len(counts) < 4:
         raise TrainingError(
-            f"{name} has {len(counts)} classes, {len(labels)} of them with two or more photos: too few to hold "
+            f"{name} has {len(counts)} classes, {len(places)} of them with two or more photos: too few to hold "
             "some out.",
             "Give at least four classes with two or more photos each.",
         )
-    random.Random(seed).shuffle(labels)
-    return _split_off(photos, labels[: min(len(counts) - 2, max(2, round(len(counts) * share)))])
+    wanted = sum(place < share for place in places.values())
+    limit = min(len(counts) - 2, max(2, len(counts) // 2, round(len(counts) * share)))
+    return _split_off(photos, sorted(places, key=places.__getitem__)[: min(limit, max(2, wanted))])
+
+
+def _position(label: str, purpose: str) -> float:
+    """Returns a number from 0 to 1 that depends on the label alone; file systems differ in how they write accents."""
+    text = f"{purpose}\n{unicodedata.normalize('NFC', label)}"
+    return int.from_bytes(hashlib.sha256(text.encode(errors="surrogateescape")).digest()[:8]) / 2**64
 
 
 def fold_out(photos: Sequence[Photo], fold: int, folds: int, seed: int) -> tuple[tuple[Photo, ...], tuple[Photo, ...]]:
-    """Splits off one fold for validation; over all folds each class of two or more photos is held out once."""
+    """Splits off one fold for validation; over all folds each class of two or more photos is held out once.
+
+    Folds are of equal size, so another class changes them.
+    """
     counts = Counter(photo.label for photo in photos)
     labels = sorted(label for label, count in counts.items() if count > 1)
     if len(labels) < 2 * folds:

@@ -50,7 +50,8 @@ class Batches(ABC):
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} is not below world_size {world_size}")
         self._seed = seed
-        self._batch_size = batch_size
+        self.batch_size = batch_size
+        """Photos of a step over all processes."""
         self._round_steps = round_steps
         self._steps = share.get("steps_per_epoch") or round_steps
         part = batch_size // world_size
@@ -86,8 +87,8 @@ class Batches(ABC):
             step += last - first
 
     def _cut(self, photos: Sequence[int]) -> Iterator[Sequence[int]]:
-        for start in range(0, self._round_steps * self._batch_size, self._batch_size):
-            yield photos[start : start + self._batch_size]
+        for start in range(0, self._round_steps * self.batch_size, self.batch_size):
+            yield photos[start : start + self.batch_size]
 
 
 class RandomBatches(Batches):
@@ -195,6 +196,8 @@ def make_batches(
 ) -> Batches:
     """Returns the sampler that the settings describe, for photos of these classes; the caller resolves `auto`."""
     size, photos = settings.batch_size, settings.photos_per_class
+    if size == "auto":
+        raise ValueError("the batch size must be decided: a number")
     share = Share(steps_per_epoch=settings.steps_per_epoch, rank=rank, world_size=world_size)
     match settings.kind:
         case "random":

@@ -4,6 +4,7 @@ Every photo's augmentation depends only on (seed, view, index), so a
 resumed run sees the same pixels as one that was never stopped, with any number of worker processes.
 """
 
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from index._util.system import usable_cores
-from index.embedding.images import EncodedImage, ImageError, Preprocessing, load_pixels, read_file
+from index.embedding.images import EncodedImage, Fit, ImageError, Preprocessing, load_pixels, read_file
 from training.config import AugmentationSettings
 from training.data.augmentation import augment
 from training.data.dataset import Box, Photo, visible_part
@@ -75,9 +76,12 @@ def number_classes(photos: Sequence[Photo]) -> tuple[list[str], list[int]]:
 class TrainingPhotos(Dataset[tuple[torch.Tensor, int]]):
     """Augmented photos with class numbers, addressed by the (view, index) keys of `Batches`; the view is the epoch."""
 
-    def __init__(self, photos: Sequence[Photo], side: int, settings: AugmentationSettings, seed: int) -> None:
+    def __init__(
+        self, photos: Sequence[Photo], side: int, settings: AugmentationSettings, seed: int, fit: Fit = "crop"
+    ) -> None:
         self._photos = photos
         self._side = side
+        self._fit: Fit = fit
         self._settings = settings
         self._seed = seed
         self.classes, self.labels = number_classes(photos)
@@ -87,10 +91,28 @@ class TrainingPhotos(Dataset[tuple[torch.Tensor, int]]):
 
     def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
         view, index = key
-        photo, rng = self._photos[index], np.random.default_rng((self._seed, view, index))
+        photo, rng = self._photos[index], self._generator(view, index)
         with _photo_errors(photo):
-            picture = augment(*_open_photo(photo), self._side, self._settings, rng)
+            picture = augment(*_open_photo(photo), self._side, self._settings, rng, self._fit)
         return torch.from_numpy(np.array(picture)), self.labels[index]
+
+    def _generator(self, view: int, index: int) -> np.random.Generator:
+        return np.random.default_rng((self._seed, view, index))
+
+
+class SeedlessPhotos(TrainingPhotos):
+    """Augmented photos whose views depend on the photo alone: equal in every list of photos and for every seed.
+
+    A photo is known by its file name, size and box, so that a moved folder gives the same views.
+    """
+
+    def __init__(self, photos: Sequence[Photo], side: int, settings: AugmentationSettings, fit: Fit = "crop") -> None:
+        super().__init__(photos, side, settings, 0, fit)
+
+    def _generator(self, view: int, index: int) -> np.random.Generator:
+        photo = self._photos[index]
+        name = f"{photo.path.name} {photo.path.stat().st_size} {photo.box}".encode(errors="surrogateescape")
+        return np.random.default_rng((zlib.crc32(name), view))
 
 
 class MeasuredPhotos(Dataset[torch.Tensor]):
@@ -109,4 +131,4 @@ class MeasuredPhotos(Dataset[torch.Tensor]):
             if photo.box is None:
                 return torch.from_numpy(load_pixels(read_file(photo.path), rule).copy())
             image, part = _open_photo(photo)
-            return torch.from_numpy(rule.apply(*image.read(part, rule.resize)).copy())
+            return torch.from_numpy(rule.apply(*image.read(part, rule.decoded_side)).copy())

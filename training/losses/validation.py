@@ -7,6 +7,7 @@ import torch
 from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
+from index._util.validation import explain_errors
 from training.errors import TrainingError
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -18,20 +19,11 @@ def parse_settings(model: type[Settings], loss: str, settings: Settings | None, 
     try:
         return model(**{**base, **changes})
     except ValidationError as error:
-        problems = [_problem(detail["loc"], detail) for detail in error.errors()]
+        problems = explain_errors(error.errors(), model)
         known = ", ".join(model.model_fields) or "none"
         raise TrainingError(
             f"Bad settings of the loss {loss}: {'; '.join(problems)}.", f"Known settings: {known}."
         ) from None
-
-
-def _problem(place: tuple[int | str, ...], detail: Mapping[str, Any]) -> str:
-    reason = detail["msg"].removeprefix("Value error, ")
-    if not place:
-        return str(reason)
-    if detail["type"] == "extra_forbidden":
-        return f"it has no setting {place[0]!r}"
-    return f"{place[0]} = {detail['input']!r}: {reason}"
 
 
 def check_batch(embeddings: Tensor, labels: Tensor, num_classes: int, embedding_size: int) -> Tensor:

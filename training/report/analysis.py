@@ -59,6 +59,8 @@ class RunAnalysis:
     """The last finished epoch, whose proxies and loss state are shown."""
     chosen: dict[str, Any]
     """The record of the epoch whose model is kept."""
+    dimension: int
+    """Numbers in a vector of the kept model."""
     measured: dict[str, float]
     """The kept model's figures on the given photos."""
     results: SearchResults
@@ -79,8 +81,7 @@ def analyse_run(run: RunFolder, data: DataSet, on_progress: ReportProgress) -> R
     progress, loss_state = checkpoint["progress"], checkpoint["work"]["loss"]
     labels = [photo.label for photo in data.test]
     vectors = _embed(model, config, data.test, "Embedding the test photos", on_progress)
-    model.load_state_dict(checkpoint["work"]["model"])
-    proxies = _proxies(model, config, data, loss_state, on_progress)
+    proxies = _proxies(run.model_of(checkpoint["work"]["model"]), config, data, loss_state, on_progress)
     shown = sample_photos(labels)
     on_progress(0, 1, "Mapping the space")
     plane = map_to_plane(vectors[shown])
@@ -97,6 +98,7 @@ def analyse_run(run: RunFolder, data: DataSet, on_progress: ReportProgress) -> R
         newest=progress["epoch"],
         # Only a finished run is certain to have measured it on the test classes.
         chosen=_figures(run.result()) if run.is_finished else record,
+        dimension=vectors.shape[1],
         measured=mean_metrics(query_metrics(vectors, photo_protocol(data.test))),
         results=SearchResults(vectors, data.test),
         space=None if plane is None else PlaneMap(plane, [labels[place] for place in shown]),
@@ -122,9 +124,9 @@ def _proxies(
     vectors = read_proxies(loss_state)
     if vectors is None:
         return None
-    photos, _ = train_validation_split(config, data)
+    photos = train_validation_split(config, data)[0] if data.train else ()
     classes = sorted({photo.label for photo in photos})
-    owners = proxy_owners(config, len(vectors), len(classes))
+    owners = proxy_owners(config, len(vectors), len(classes)) if classes else None
     if owners is None:
         return Proxies(proxy_similarity(vectors, [f"class {number}" for number in range(len(vectors))]))
     names = [classes[owner] for owner in owners]

@@ -127,12 +127,13 @@ def _facts(analysis: RunAnalysis, spec: str) -> dict[str, str]:
     return {
         "Data": f"{spec}: {count_noun(len(data.train), 'photo', 'photos')} of {learned:,} classes to learn, "
         f"{len(data.test):,} of {measured:,} others to measure",
-        "Backbone": f"{config.backbone.name}, {config.backbone.embedding_size} dimensions, "
+        "Backbone": f"{config.backbone.name}, {analysis.dimension:,} dimensions, "
         f"{config.preprocessing.input_size} pixels",
         "Loss": f"{config.loss.name} ({overrides or 'default settings'})",
         "Training": f"{count_noun(config.epochs, 'epoch', 'epochs')}, batches of {config.sampling.batch_size}, "
         f"{config.optimiser.name} at {config.optimiser.learning_rate:g}, {config.schedule.kind}" + _cached_part(config),
-        "Kept": f"epoch {analysis.chosen['epoch']}, " + _reason(analysis),
+        "Kept": (f"epoch {analysis.chosen['epoch']}, " if analysis.chosen["epoch"] else "the untrained backbone, ")
+        + _reason(analysis),
         "Speed": f"{median(speeds):,.0f} photos per second" if speeds else "no epoch finished",
         "Page made with": ", ".join(f"{package} {version(package)}" for package in ("lookalike", "torch", "timm")),
     }
@@ -154,6 +155,8 @@ def _remarks(analysis: RunAnalysis) -> list[str]:
     remarks = list(analysis.data.remarks)
     if not analysis.run.is_finished:
         remarks.append(f"The run has not finished: it stands at epoch {analysis.newest} of {analysis.config.epochs}.")
+    elif remark := analysis.run.result().get("remark"):
+        remarks.append(remark)
     if analysis.proxies and analysis.proxies.classes is None:
         remarks.append("The photos to learn from are not those of this run, so its proxies are shown without them.")
     return remarks
@@ -162,7 +165,9 @@ def _remarks(analysis: RunAnalysis) -> list[str]:
 def _before_and_after(analysis: RunAnalysis) -> Table:
     untrained, chosen, measured = analysis.history[0], analysis.chosen, analysis.measured
     names = [name for name in measured if name in untrained]
-    columns = [("untrained", untrained), (f"epoch {chosen['epoch']}", chosen)]
+    columns = [("untrained", untrained)]
+    if chosen["epoch"]:
+        columns.append((f"epoch {chosen['epoch']}", chosen))
     # The run was measured on its own photos; these may be others, or the run is in the middle of an epoch.
     if any(abs(chosen.get(name, -1) - measured[name]) > _SAME for name in names):
         columns.append(("for this page", measured))

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from training.cli import TrainingProgressBar, check_data, read_data, require_train_extra
+from training.cli import check_data, read_data, require_train_extra
+from training.console import TrainingProgressBar
 from training.errors import TrainingError
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from index._util.models import Frozen
-from training.config import TrainingConfig, explain_errors, layer_settings, read_preset, suggest
+from index._util.validation import explain_errors, suggest
+from training.config import DEFAULT_BATCH_SIZE, TrainingConfig, layer_settings, read_preset
 from training.errors import TrainingError
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=60)]
@@ -120,7 +121,8 @@ def read_study(file: Path) -> Study:
         study = Study.model_validate(raw)
         study.plan()
     except ValidationError as error:
-        raise TrainingError(f"{file}: {explain_errors(error, Study)}.", "See docs/study.md.") from None
+        problems = "; ".join(explain_errors(error.errors(), Study))
+        raise TrainingError(f"{file}: {problems}.", "See docs/study.md.") from None
     except TrainingError as error:
         raise TrainingError(f"{file}: {error.problem}", error.remedy) from None
     return study
@@ -140,6 +142,11 @@ class _UniqueKeys(yaml.SafeLoader):
 
 def _parse_config(raw: Mapping[str, Any], place: str) -> TrainingConfig:
     try:
-        return TrainingConfig.model_validate(raw)
+        config = TrainingConfig.model_validate(raw)
     except ValidationError as error:
-        raise TrainingError(f"{explain_errors(error, TrainingConfig, f'{place}.')}.", "See docs/train.md.") from None
+        problems = "; ".join(explain_errors(error.errors(), TrainingConfig, prefix=f"{place}."))
+        raise TrainingError(f"{problems}.", "See docs/train.md.") from None
+    if config.sampling.batch_size != "auto":
+        return config
+    # Not what fits into this machine: runs of a study have equal batches wherever they are trained.
+    return config.model_copy(update={"sampling": config.sampling.model_copy(update={"batch_size": DEFAULT_BATCH_SIZE})})

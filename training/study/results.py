@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from index._util.files import atomic_write_text
 from index._util.models import Frozen
+from index._util.validation import explain_errors
 from training.checkpoints import RunFolder
 from training.errors import TrainingError
 from training.study.file import PlannedRun, RunKey
@@ -83,11 +84,8 @@ class StudyFolder:
             try:
                 result = RunResult.model_validate(line)
             except ValidationError as error:
-                first = error.errors()[0]
-                place = ".".join(map(str, first["loc"]))
-                raise TrainingError(
-                    f"{self.results_file}, line {number}: {place}: {first['msg']}.", "Copy the file again."
-                ) from None
+                problem = explain_errors(error.errors(), RunResult)[0]
+                raise TrainingError(f"{self.results_file}, line {number}: {problem}.", "Copy the file again.") from None
             found[result.key] = result
         return found
 

@@ -35,14 +35,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """Paired difference to the baseline over common seeds; from two seeds on with a 95 % t-interval of its mean."""
+    """Mean and deviation of a figure or of its paired differences to a baseline, with a 95 % interval of the mean."""
 
     spread: Spread
     interval: tuple[float, float] | None
 
     @classmethod
     def of(cls, values: Mapping[int, float], baseline: Mapping[int, float]) -> "Difference | None":
-        """Pairs two runs' values by seed."""
+        """Pairs two runs' values by seed; from two common seeds on with a t-interval."""
         spread = Spread.of(value - baseline[seed] for seed, value in values.items() if seed in baseline)
         if spread is None:
             return None
@@ -145,10 +145,12 @@ def format_difference(difference: Difference | None) -> str:
     if difference is None:
         return _NOTHING
     text = f"{100 * difference.spread.mean:+.2f}"
-    if difference.interval is None or difference.spread.deviation is None:
+    if difference.spread.deviation is not None:
+        text += f" ±{100 * difference.spread.deviation:.2f}"
+    if difference.interval is None:
         return text
     low, high = (f"{100 * end:+.2f}" for end in difference.interval)
-    return f"{text} ±{100 * difference.spread.deviation:.2f} [{low}, {high}]"
+    return f"{text} [{low}, {high}]"
 
 
 def figure_table(summary: StudySummary) -> tuple[list[str], list[list[str]]]:
@@ -205,18 +207,18 @@ def format_summary(summary: StudySummary) -> str:
     lower = [column.partition(",")[0] for column in columns]
     parts = [
         f"Study {study.name}: {ended} of {len(study.runs) * len(study.seeds)} runs have ended",
-        "Percent on the test classes: mean ±deviation over seeds\n" + _align([["", "", *upper], lower, *rows]),
+        "Percent on the test classes: mean ±deviation over seeds\n" + align_columns([["", "", *upper], lower, *rows]),
         BEST_REMARK,
     ]
     columns, rows = difference_table(summary)
     if rows:
-        parts.append(f"{difference_title(study)}\n{_align([columns, *rows])}")
+        parts.append(f"{difference_title(study)}\n{align_columns([columns, *rows])}")
     if remarks := notes(summary):
         parts.append("\n".join(remarks))
     return "\n\n".join(parts)
 
 
-def _align(table: Sequence[Sequence[str]]) -> str:
+def align_columns(table: Sequence[Sequence[str]]) -> str:
     """Formats columns of equal width, names on the left and figures on the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join(
