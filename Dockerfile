@@ -2,9 +2,14 @@
 #   docker build --target serve --tag lookalike .              serves and indexes on CPUs, without PyTorch
 #   docker build --target serve-gpu --tag lookalike:gpu .      serves and indexes on an NVIDIA GPU
 #   docker build --target train --tag lookalike:train .        also trains and exports
-ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+# Other base images, such as those of a mirror. The default ones are named in FROM, where Dependabot updates them.
+ARG PYTHON_IMAGE=python-default
+ARG CUDA_IMAGE=cuda-default
+
+FROM docker.io/library/python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b AS python-default
+
 # ONNX Runtime for GPUs takes CUDA 13 and cuDNN 9 from the image.
-ARG CUDA_IMAGE=docker.io/nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04
+FROM docker.io/nvidia/cuda:13.0.2-cudnn-runtime-ubuntu24.04@sha256:14d94b039cb94bbd5da559f303b46bc4b0d5d6c24ab1a9d7b186e566ed3400dc AS cuda-default
 
 FROM ${PYTHON_IMAGE} AS python
 
@@ -14,15 +19,6 @@ RUN command -v python3 >/dev/null || { \
 
 # --- Build: dependencies have a layer of their own, which a source change does not rebuild -------------------
 
-# A list of requirements per extra. The next stages copy the lists, so other changes of pyproject.toml keep the cache.
-FROM python AS requirements
-WORKDIR /requirements
-COPY pyproject.toml /
-RUN python3 -c 'import pathlib, tomllib; \
-project = tomllib.loads(pathlib.Path("/pyproject.toml").read_text())["project"]; \
-lists = {"core": project["dependencies"], **project["optional-dependencies"]}; \
-[pathlib.Path(name + ".txt").write_text("\n".join(lists[name])) for name in lists]'
-
 FROM python AS builder
 # A private package index, unless pip's configuration in the base image names it.
 ARG PIP_INDEX_URL
@@ -31,23 +27,23 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 WORKDIR /build
 # Without pip: the pip of the builder installs into it, and no image contains one.
 RUN python3 -m venv --without-pip /opt/lookalike
-COPY constraints.txt ./
-COPY --from=requirements /requirements ./
+# Every file is compared with a digest of these lists, and nothing is built from source: `make lock` writes them.
+COPY deploy/requirements ./
 
 FROM builder AS dependencies
-# Additional extras of pyproject.toml, such as "otel parquet remote".
+# Additional lists: "otel parquet remote".
 ARG EXTRAS=""
 # Compiled at build time with unchecked hashes: the file system is read-only at run time. Files for newer versions of
 # Python fail to compile and are not needed.
-RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --constraint constraints.txt \
-      $(printf -- '--requirement %s.txt ' core cpu heic ${EXTRAS}) \
+RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --require-hashes --only-binary :all: \
+      $(printf -- '--requirement %s.txt ' serve ${EXTRAS}) \
  && find /opt/lookalike/lib -type d -name tests -prune -exec rm -r {} + \
  && { python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib || true; }
 
 FROM builder AS dependencies-train
 ARG EXTRAS=""
-RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --constraint constraints.txt \
-      $(printf -- '--requirement %s.txt ' core cpu heic train ${EXTRAS}) \
+RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --require-hashes --only-binary :all: \
+      $(printf -- '--requirement %s.txt ' train ${EXTRAS}) \
  && { python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib || true; }
 
 FROM python-gpu AS dependencies-gpu
@@ -58,22 +54,22 @@ WORKDIR /build
 RUN python3 -m pip --version 2>/dev/null || { \
     apt-get update && apt-get install --yes --no-install-recommends python3-pip python3-venv; }
 RUN python3 -m venv --without-pip /opt/lookalike
-COPY constraints.txt ./
-COPY --from=requirements /requirements ./
+COPY deploy/requirements ./
 ARG EXTRAS=""
-RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --constraint constraints.txt \
-      $(printf -- '--requirement %s.txt ' core gpu heic ${EXTRAS}) \
+RUN python3 -m pip --python /opt/lookalike/bin/python install --no-compile --require-hashes --only-binary :all: \
+      $(printf -- '--requirement %s.txt ' serve-gpu ${EXTRAS}) \
  && find /opt/lookalike/lib -type d -name tests -prune -exec rm -r {} + \
  && { python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /opt/lookalike/lib || true; }
 
 # The application, apart from the dependencies and the same in all images: an upgrade downloads this small layer.
 FROM builder AS package
+RUN python3 -m pip install --require-hashes --only-binary :all: --requirement build.txt
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE lookalike.py ./
 COPY index index
 COPY service service
 COPY training training
-RUN python3 -m pip install --no-compile --no-deps --target /app . \
+RUN python3 -m pip install --no-compile --no-deps --no-build-isolation --target /app . \
  && sed --in-place '1s|.*|#!/opt/lookalike/bin/python|' /app/bin/lookalike \
  && python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash /app
 
