@@ -3,13 +3,15 @@
 #   make check    lint, types and the fast tests: about two minutes
 #   make test     lint, types and all tests
 #   make bench    the benchmarks in their quick form
+#   make docs     build the documentation site
 #   make package  build the wheel and the source distribution
+#   make lock     write the requirements of the images with digests
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO_DIR ?= demo
 PORT ?= 8000
 
-.PHONY: env demo check test test-containers lint bench package sbom audit clean
+.PHONY: env demo check test test-containers lint bench docs package sbom audit lock clean
 
 env: .venv/.complete
 
@@ -29,7 +31,18 @@ env: .venv/.complete
 # Tools that build and check a release.
 .venv-release/.complete: constraints.txt
 	test -x .venv-release/bin/python || $(PYTHON) -m venv .venv-release
-	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build cyclonedx-bom pip-audit pip-licenses twine zizmor
+	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build cyclonedx-bom pip-audit pip-licenses setuptools twine uv zizmor
+	touch $@
+
+# The generator of clients that tests run; its requirements contradict constraints.txt.
+.venv-clients/.complete: Makefile
+	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check openapi-python-client==0.29.1
+	touch $@
+
+.venv-docs/.complete: constraints.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt mkdocs-material
 	touch $@
 
 demo: env
@@ -39,7 +52,7 @@ demo: env
 check: lint
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow"
 
-test: lint .venv-serve/.complete
+test: lint .venv-serve/.complete .venv-clients/.complete
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 # Needs Docker or Podman with compose; docs/deploy.md lists the variables that select one.
@@ -54,9 +67,13 @@ lint: env
 bench: env
 	@for benchmark in benchmarks/[a-z]*.py; do $(BIN)/python $$benchmark --quick || exit 1; done
 
+# Strict: a broken link or a page that is missing in the navigation fails the build.
+docs: .venv-docs/.complete
+	.venv-docs/bin/mkdocs build --strict --quiet
+
 package: .venv-release/.complete
 	rm -rf dist
-	.venv-release/bin/python -m build
+	.venv-release/bin/python -m build --no-isolation
 	.venv-release/bin/twine check --strict dist/*
 
 # The bill of materials of a server: the wheel with its extra `cpu`, without pip. Fails on GPL and unknown licences.
@@ -67,11 +84,24 @@ sbom: package
 	.venv-release/bin/pip-licenses --python build/serve/bin/python --partial-match --fail-on "GPL;GNU;EUPL;SSPL;UNKNOWN" --format markdown
 	.venv-release/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file build/lookalike.cdx.json build/serve/bin/python
 
-# Strict: a package that cannot be looked up fails the audit.
+# Strict: a package that cannot be looked up fails the audit. Only the list of serve-gpu has packages of its own.
 audit: .venv-release/.complete
 	.venv-release/bin/zizmor --offline --quiet .github
-	.venv-release/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints.txt \
-	  || { echo "A package has a known vulnerability, or the vulnerability database could not be reached: see above." >&2; exit 1; }
+	for list in constraints.txt deploy/requirements/serve-gpu.txt; do \
+	  .venv-release/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement $$list \
+	  || { echo "A package has a known vulnerability, or the vulnerability database could not be reached: see above." >&2; exit 1; }; done
+
+# The requirements of the images, with the digests of their files; the versions are those of constraints.txt. The base
+# image of serve-gpu has Python 3.12, the others 3.11; the lists of extras are the same for both.
+LOCK = .venv-release/bin/uv pip compile --quiet --no-config --generate-hashes --only-binary :all: --no-emit-index-url \
+  --no-annotate --custom-compile-command "make lock" --constraint constraints.txt
+lock: .venv-release/.complete
+	$(LOCK) --python-version 3.11 --extra cpu --extra heic pyproject.toml --output-file deploy/requirements/serve.txt
+	$(LOCK) --python-version 3.12 --extra gpu --extra heic pyproject.toml --output-file deploy/requirements/serve-gpu.txt
+	$(LOCK) --python-version 3.11 --extra cpu --extra heic --extra train pyproject.toml --output-file deploy/requirements/train.txt
+	for extra in otel parquet remote; do \
+	  $(LOCK) --python-version 3.11 --extra $$extra pyproject.toml --output-file deploy/requirements/$$extra.txt || exit 1; done
+	echo setuptools | $(LOCK) --python-version 3.11 - --output-file deploy/requirements/build.txt
 
 clean:
-	rm -rf .venv .venv-serve .venv-release demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv .venv-serve .venv-clients .venv-release .venv-docs demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

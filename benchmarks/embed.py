@@ -26,8 +26,8 @@ from index.embedding.embedder import Embedder
 from index.embedding.images import decode, load_pixels
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
-from training.cli import TrainingProgressBar
 from training.config import TrainingConfig, load_config
+from training.console import TrainingProgressBar
 from training.data import DataSet, default_shop, shop_data
 from training.data.sample_shop import write_shop
 from training.export import MAX_RECALL_LOSS, export_reduced, export_run

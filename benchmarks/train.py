@@ -154,7 +154,7 @@ def plan(config: TrainingConfig, data: DataSet) -> Plan:
         model=config.backbone.name,
         side=config.preprocessing.input_size,
         crop_scale=list(config.augmentation.crop_scale),
-        batch_size=config.sampling.batch_size,
+        batch_size=BATCH,
         workers=config.workers or 0,
         threads=usable_cores(),
         embedding_size=config.backbone.embedding_size,

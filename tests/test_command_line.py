@@ -13,7 +13,7 @@ from tests.support.processes import lookalike
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo, write_tiny_source
 
-COMMANDS = ("demo", "train", "study", "evaluate", "export", "report", "reindex", "search", "serve")
+COMMANDS = ("demo", "train", "study", "evaluate", "compare", "export", "report", "reindex", "search", "serve")
 
 
 class Result(NamedTuple):
@@ -80,17 +80,20 @@ USER_ERRORS = [
     ("reindex {shop}/bad.csv --gallery {shop}/new --bundle {shop}/bundle", "it has sku, photo"),
     ("reindex {shop}/gallery-source/catalogue.csv --gallery {shop}/new --bundle {shop}/nothing", "lookalike export"),
     ("reindex {shop}/gallery-source/catalogue.csv --gallery {shop}/bundle --bundle {shop}/bundle", "is not a gallery"),
-    ("serve", "gallery: Field required"),
+    ("serve", "gallery is missing"),
     ("serve --gallery {shop}/nothing --bundle {shop}/bundle", "No gallery at"),
     ("serve --gallery {shop}/gallery --bundle {shop}/other", "was indexed with bundle"),
     ("serve --gallery {shop}/gallery --host 192.0.2.1", "without API keys"),
     ("train --data nonsense --out {shop}/run", "Unknown data 'nonsense'"),
     ("train --data folder:{shop}/nothing --out {shop}/run", "No folder at"),
-    ("train --data folder:{shop} --out {shop}/run --set epochs=many", "epochs='many'"),
+    ("train --data folder:{shop} --out {shop}/run --set epochs=many", "epochs must be a whole number (got 'many')"),
     ("train --data folder:{shop} --out {shop}/run --set epochs", "--set key=value"),
     ("train --data folder:{shop} --out {shop}/run --config {shop}/nothing.yaml", "No configuration file"),
     ("evaluate --model {shop}/nothing --data sample", "No training run at"),
     ("evaluate --model {shop}/bundle --data sample --k zero", "Write it as 1,2,4,8"),
+    ("evaluate --model backbone:nothing --data sample", "Unknown backbone 'nothing'"),
+    ("compare {shop}/nothing --data sample", "No training run at"),
+    ("export backbone: --out {shop}/new", "names no backbone"),
     ("export {shop}/nothing --out {shop}/new", "No training run at"),
     ("report {shop}/nothing", "No training run at"),
     ("report {shop}/begun", "has no checkpoint yet"),

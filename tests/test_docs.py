@@ -12,9 +12,9 @@ from lookalike import app
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCS]
+PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "llms.txt")), *DOCS]
 MEASUREMENTS = ROOT / "docs" / "measurements.md"
-WITHOUT_COMMANDS = {"design.md", "glossary.md", "measurements.md"}
+WITHOUT_COMMANDS = {"design.md", "glossary.md", "index.md", "measurements.md"}
 MAX_LINE_LENGTH = 120
 
 _COMMAND = re.compile(r"(?<![\w:/.-])(?<!from )(?:fresh/bin/)?lookalike ((?:gallery |keys )?[a-z]+)\b([^`\n#|;&>]*)")
@@ -119,3 +119,8 @@ def test_the_glossary_is_in_alphabetical_order() -> None:
     terms = re.findall(r"^- \*\*(.+?)\*\*: ", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert len(terms) > 30
     assert terms == sorted(terms, key=str.lower)
+
+
+def test_the_site_lists_every_page() -> None:
+    listed = re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("nav:")[2])
+    assert sorted(listed) == [page.name for page in DOCS]

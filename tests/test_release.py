@@ -19,9 +19,10 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
 
 
-def test_version_is_the_same_in_project_changelog_and_command_line() -> None:
+def test_version_is_the_same_everywhere() -> None:
     sections = re.findall(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sections[0] == VERSION
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["version"] == VERSION
     assert lookalike("--version").stdout == f"lookalike {VERSION}\n"
 
 

@@ -54,7 +54,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("project")
     for name in ("index", "service", "training", "deploy"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns(*_IGNORED))
-    for name in ("Dockerfile", ".dockerignore", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
+    for name in ("Dockerfile", ".dockerignore", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy2(ROOT / name, copy)
     shutil.copy2(ROOT / "lookalike.py", copy)
     return copy

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Iterator
@@ -43,8 +44,8 @@ def caddy(folder: Path, upstream: str) -> tuple[list[str], dict[str, str], str]:
     return command, {"DOMAIN": address, "UPSTREAM": upstream, "HOME": str(folder)}, address
 
 
-def nginx(folder: Path, upstream: str) -> tuple[list[str], dict[str, str], str]:
-    """Returns the command of nginx with a self-signed certificate."""
+def nginx(folder: Path, upstream: str, *changes: tuple[str, str]) -> tuple[list[str], dict[str, str], str]:
+    """Returns the command of nginx with a self-signed certificate, and with changes of the shipped configuration."""
     port, certificate = free_port(), f"{folder}/search.example.com"
     subprocess.run(
         f"{program('openssl')} req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 "
@@ -59,6 +60,7 @@ def nginx(folder: Path, upstream: str) -> tuple[list[str], dict[str, str], str]:
         ("/etc/ssl/certs/search.example.com", certificate),
         ("/etc/ssl/private/search.example.com", certificate),
         ("127.0.0.1:8000", upstream),
+        *changes,
     ):
         assert shipped in site
         site = site.replace(shipped, replacement)
@@ -85,22 +87,20 @@ def client(
 ) -> Iterator[httpx.Client]:
     """Returns a client that connects through a proxy."""
     with run_server("serve", "--gallery", gallery) as service:
-        command, variables, address = request.param(tmp_path_factory.mktemp("proxy"), service.removeprefix("http://"))
-        with (
-            run_proxy(command, variables) as process,
-            httpx.Client(base_url=address, verify=False, timeout=60) as client,
-        ):
-            while not is_healthy(client):
-                assert process.poll() is None, "the proxy ended"
-                time.sleep(0.1)
+        started = request.param(tmp_path_factory.mktemp("proxy"), service.removeprefix("http://"))
+        with run_proxy(*started) as client:
             yield client
 
 
 @contextmanager
-def run_proxy(command: list[str], variables: dict[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+def run_proxy(command: list[str], variables: dict[str, str], address: str) -> Iterator[httpx.Client]:
     process = subprocess.Popen(command, env={**os.environ, **variables})
     try:
-        yield process
+        with httpx.Client(base_url=address, verify=False, timeout=60) as client:
+            while not is_healthy(client):
+                assert process.poll() is None, "the proxy ended"
+                time.sleep(0.1)
+            yield client
     finally:
         process.terminate()
         process.wait(30)
@@ -153,3 +153,32 @@ def test_search_works_through_the_proxy(client: httpx.Client) -> None:
     results = client.post("/v1/search", files={"image": tiny_photo(2, 3)}).json()
     assert results["items"][0]["id"] == "ball-blue"
     assert client.get(results["items"][0]["image"]["url"]).headers["content-type"] == "image/jpeg"
+
+
+def test_browsers_are_bound_to_https_and_headers_of_the_service_pass(client: httpx.Client) -> None:
+    for path in ("/healthz", "/v1/items/missing"):
+        headers = client.get(path).headers
+        assert headers["strict-transport-security"] == "max-age=31536000"
+        assert headers.get_list("x-content-type-options") == ["nosniff"] and "content-security-policy" in headers
+        assert not any(character.isdigit() for character in headers.get("server", "")), "the proxy shows its version"
+
+
+def test_proxy_closes_a_connection_without_a_complete_head(client: httpx.Client) -> None:
+    connection: socket.socket = socket.create_connection(("127.0.0.1", client.base_url.port or 0), timeout=30)
+    if client.base_url.scheme == "https":
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = context.wrap_socket(connection)
+    with connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Slow: ")
+        assert connection.recv(1000)[:12] in (b"", b"HTTP/1.1 408", b"HTTP/1.1 400")
+
+
+def test_nginx_limits_the_requests_of_an_address(containers_enabled: None, gallery: Path, tmp_path: Path) -> None:
+    slower = (("rate=100r/s", "rate=1r/s"), ("burst=400", "burst=9"))
+    with (
+        run_server("serve", "--gallery", gallery) as service,
+        run_proxy(*nginx(tmp_path, service.removeprefix("http://"), *slower)) as client,
+    ):
+        statuses = [client.get("/healthz").status_code for _ in range(30)]
+    assert set(statuses) == {200, 429} and statuses.count(200) >= 5

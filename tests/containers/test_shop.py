@@ -5,6 +5,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
+
 from index.embedding.bundle import Bundle
 from tests.containers.shop import TIMEOUT_SECONDS, Engine, Shop
 
@@ -24,6 +26,31 @@ def test_service_can_write_only_to_its_volumes(shop: Shop) -> None:
     for place in ("/", "/app", "/opt/lookalike", "/keys", "/shop", "/bundles", "/etc"):
         assert shop.run_inside(f"touch {place}/x 2>/dev/null || echo refused").strip() == "refused", place
     assert shop.run_inside("touch /tmp/x /data/x && echo written").strip() == "written"
+    assert "NoNewPrivs:\t1" in shop.run_inside("cat /proc/1/status")
+    assert shop.run_inside("df --output=size --block-size=1M /tmp").split()[-1] == "256"
+
+
+def test_jobs_reach_neither_the_keys_nor_other_services(shop: Shop) -> None:
+    shop.job("lookalike", "keys", "create", "shop", "--scope", "search")
+    assert shop.job("--entrypoint", "ls", "reindex", "-A", "/keys").strip() == ""
+    connect = "import socket; socket.create_connection(('serve', 8000), 5)"
+    with pytest.raises(AssertionError, match="gaierror"):
+        shop.job("--entrypoint", "python", "reindex", "-c", connect)
+
+
+def test_image_decodes_the_formats_of_phones(shop: Shop) -> None:
+    script = "import pillow_heif; from PIL import features; print(features.check('avif'), features.check('webp'))"
+    assert shop.run_inside(f'python -c "{script}"').strip() == "True True"
+
+
+def test_password_of_grafana_is_random_and_kept(shop: Shop) -> None:
+    def password() -> str:
+        shop.compose("--profile", "monitoring", "run", "-T", "--rm", "grafana-password")
+        show = ("--entrypoint", "cat", "grafana-password", "/data/password")
+        return shop.compose("--profile", "monitoring", "run", "-T", "--rm", *show).strip()
+
+    first = password()
+    assert len(first) == 32 and password() == first
 
 
 def test_image_contains_neither_pytorch_nor_build_tools(shop: Shop) -> None:
@@ -58,7 +85,7 @@ def test_new_bundle_is_activated_and_rolled_back_while_serving(shop: Shop, tmp_p
     shop.job("reindex", BUNDLE="new")
     shop.wait_for_bundle(new, key)
     assert shop.search(key) == "ball-blue"
-    assert f"Bundle {old} is live again" in shop.job("lookalike", "gallery", "rollback", "/data/gallery")
+    assert f"Bundle {old} is active again" in shop.job("lookalike", "gallery", "rollback", "/data/gallery")
     shop.wait_for_bundle(old, key)
     assert shop.search(key) == "ball-blue"
 

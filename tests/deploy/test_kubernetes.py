@@ -1,5 +1,6 @@
 """Tests of the manifests: they are valid and name only paths, settings and commands that exist."""
 
+import ipaddress
 import os
 import re
 import shutil
@@ -41,6 +42,7 @@ OBJECTS: dict[str, Any] = {
 SERVE = OBJECTS["Deployment/lookalike"]["spec"]["template"]
 JOB = OBJECTS["CronJob/lookalike-reindex"]["spec"]["jobTemplate"]["spec"]
 PODS = {"serve": SERVE, "reindex": JOB["template"]}
+NETWORK = {name: OBJECTS[f"NetworkPolicy/lookalike-{name}"]["spec"] for name in ("default", "serve", "reindex")}
 SETTINGS: dict[str, str] = OBJECTS["ConfigMap/lookalike-settings"]["data"]
 
 
@@ -72,7 +74,7 @@ def test_kubectl_builds_the_kustomization_and_the_documented_overlay(tmp_path: P
     if kubectl is None:
         pytest.skip("kubectl is not installed")
     page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
-    (overlay,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    overlay = "".join(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))  # a kustomization, and one more patch
     shutil.copytree(FOLDER, tmp_path / "kubernetes")
     (tmp_path / "cluster").mkdir()
     (tmp_path / "cluster" / "kustomization.yaml").write_text(overlay)
@@ -84,6 +86,8 @@ def test_kubectl_builds_the_kustomization_and_the_documented_overlay(tmp_path: P
             kubernetes_validate.validate(each, OLDEST_VERSION, strict=True)
     pod = objects["Deployment/lookalike"]["spec"]["template"]
     assert container(pod)["image"].startswith("registry.example/lookalike:")
+    job = objects["NetworkPolicy/lookalike-reindex"]["spec"]["egress"]
+    assert job[:-1] == NETWORK["reindex"]["egress"] and job[-1]["to"] == [{"ipBlock": {"cidr": "10.20.30.40/32"}}]
 
 
 def test_probes_use_endpoints_of_the_service() -> None:
@@ -94,7 +98,7 @@ def test_probes_use_endpoints_of_the_service() -> None:
     for probe, path in (("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
         assert serve[probe]["httpGet"] == {"path": path, "port": port["name"]} and "get" in paths[path]
     assert OBJECTS["Service/lookalike"]["spec"]["ports"][0]["targetPort"] == port["name"]
-    (rule,) = OBJECTS["NetworkPolicy/lookalike-serve"]["spec"]["ingress"]
+    (rule,) = NETWORK["serve"]["ingress"]
     assert rule["ports"] == [{"port": port["name"], "protocol": "TCP"}]
 
 
@@ -133,11 +137,73 @@ def test_service_and_job_share_a_volume_on_one_node() -> None:
     for selector in (
         OBJECTS["Deployment/lookalike"]["spec"]["selector"]["matchLabels"],
         OBJECTS["Service/lookalike"]["spec"]["selector"],
-        OBJECTS["NetworkPolicy/lookalike-serve"]["spec"]["podSelector"]["matchLabels"],
+        NETWORK["serve"]["podSelector"]["matchLabels"],
     ):
         assert selector == labels
-    isolated = OBJECTS["NetworkPolicy/lookalike-reindex"]["spec"]["podSelector"]["matchLabels"]
+    isolated = NETWORK["reindex"]["podSelector"]["matchLabels"]
     assert isolated == PODS["reindex"]["metadata"]["labels"] != labels
+
+
+def test_pods_have_no_connections_by_default() -> None:
+    assert NETWORK["default"]["policyTypes"] == ["Ingress", "Egress"]
+    assert not {"ingress", "egress"} & set(NETWORK["default"])
+    selected = NETWORK["default"]["podSelector"]["matchLabels"].items()
+    assert all(selected <= pod["metadata"]["labels"].items() for pod in PODS.values())
+
+
+def test_service_accepts_only_labelled_clients_and_prometheus() -> None:
+    assert NETWORK["serve"]["policyTypes"] == ["Ingress"] and "egress" not in NETWORK["serve"]
+    (rule,) = NETWORK["serve"]["ingress"]
+    labels = [{kind: peer[kind]["matchLabels"] for kind in peer} for peer in rule["from"]]
+    assert labels == [
+        {"podSelector": {"lookalike-access": "true"}},
+        {"namespaceSelector": {"lookalike-access": "true"}},
+        {
+            "namespaceSelector": {"lookalike-access": "metrics"},
+            "podSelector": {"app.kubernetes.io/name": "prometheus"},
+        },
+    ]
+    page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    assert "lookalike-access=true" in page and "lookalike-access=metrics" in page
+
+
+@pytest.mark.parametrize(
+    ("address", "allowed"),
+    [
+        ("93.184.216.34", True),
+        ("2606:2800:220:1:248:1893:25c8:1946", True),
+        ("169.254.169.254", False),
+        ("169.254.170.2", False),
+        ("fd00:ec2::254", False),
+        ("168.63.129.16", False),
+        ("100.100.100.200", False),
+        ("192.0.0.192", False),
+        ("10.96.0.1", False),
+        ("172.20.0.1", False),
+        ("192.168.1.1", False),
+        ("127.0.0.1", False),
+        ("0.0.0.0", False),
+        ("255.255.255.255", False),
+        ("::1", False),
+        ("fe80::1", False),
+        ("::ffff:10.0.0.1", False),
+        ("64:ff9b::a9fe:a9fe", False),
+        ("2002:a9fe:a9fe::", False),
+    ],
+)
+def test_job_connects_only_to_public_addresses(address: str, allowed: bool) -> None:
+    names, public = NETWORK["reindex"]["egress"]
+    assert NETWORK["reindex"]["policyTypes"] == ["Egress"]
+    assert {port["port"] for port in names["ports"]} == {53} and {port["port"] for port in public["ports"]} == {80, 443}
+    target = ipaddress.ip_address(address)
+    blocks = [peer["ipBlock"] for peer in public["to"]]
+    open_blocks = [
+        block
+        for block in blocks
+        if target in ipaddress.ip_network(block["cidr"])
+        and not any(target in ipaddress.ip_network(each) for each in block["except"])
+    ]
+    assert bool(open_blocks) is allowed
 
 
 @pytest.mark.parametrize("name", PODS)
@@ -157,6 +223,10 @@ def test_pods_have_minimal_privileges(name: str) -> None:
     assert set(pod_container["resources"]["limits"]) == set(pod_container["resources"]["requests"]) == {"cpu", "memory"}
     writable = {mount["mountPath"] for mount in pod_container["volumeMounts"] if not mount.get("readOnly")}
     assert writable == {"/data", "/tmp"}
+    temporary = {volume["name"]: volume["emptyDir"] for volume in pod["volumes"] if "emptyDir" in volume}
+    assert set(temporary) == {"tmp"} and set(temporary["tmp"]) == {"sizeLimit"}, "on disk, and limited"
+    mounted = {mount["name"] for mount in pod_container["volumeMounts"]}
+    assert ("keys" in mounted) is (name == "serve"), "the job decodes photos of others"
 
 
 def job_arguments() -> list[str]:

@@ -38,7 +38,7 @@ def test_two_processes_equal_one(tmp_path: Path, loss: str, variant: tuple[str, 
         command = [sys.executable, *launcher, *module, "--out", str(tmp_path / name)]
         result = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert result.returncode == 0, result.stderr
-        assert result.stdout.count("untrained") == 1, "one process prints"
+        assert result.stdout.count("to learn, batches of") == 1, "one process prints"
     first, second = (RunFolder(tmp_path / name) for name in ("one", "two"))
     assert second.result()["map@r"] == pytest.approx(first.result()["map@r"], abs=0.1), "each evaluates a part"
     assert first.history()[0]["recall@8"] == second.history()[0]["recall@8"], "in the order of the photos"

@@ -7,7 +7,7 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from tests.support.pages import MAX_BYTES, cards, expect_first, open_page, upload
+from tests.support.pages import MAX_BYTES, cards, expect_first, facet, open_page, upload
 from tests.support.tiny_gallery import COLOURS, tiny_photo
 
 pytestmark = pytest.mark.slow
@@ -177,7 +177,7 @@ def test_html_response_to_a_status_request_changes_nothing(browser: Browser, add
 
 
 def test_filters_that_failed_to_load_appear_with_the_next_status(browser: Browser, address: str) -> None:
-    with open_page(browser, address, refusable=("/v1/facets?count=100",)) as page:
+    with open_page(browser, address, refusable=("/v1/facets?limit=100",)) as page:
         page.clock.install()
         page.route("**/v1/facets*", once(unavailable))
         with page.expect_response("**/v1/facets*"):
@@ -223,15 +223,18 @@ def test_going_back_after_a_reload_does_not_show_another_photo(page: Page) -> No
 def test_going_back_restores_the_scroll_position(browser: Browser, address: str) -> None:
     def repeat_items(route: Route) -> None:
         results = route.fetch().json()
-        route.fulfill(json=results | {"items": results["items"] * 6})
+        copies = [
+            {**item, "image": {"url": f"{item['image']['url']}?{n}"}} for n in range(6) for item in results["items"]
+        ]
+        route.fulfill(json=results | {"items": copies})
 
     with open_page(browser, address, viewport={"width": 600, "height": 800}) as page:
         page.route("**/v1/search", repeat_items)
-        page.goto(f"{address}/#example=red.jpg&top=48")
+        page.goto(f"{address}/#example=red.jpg&limit=48")
         expect(cards(page)).to_have_count(48)
         position = page.evaluate("scrollTo(0, document.body.scrollHeight - 1200), scrollY")
         page.wait_for_function("position => scrollY === position", arg=position)
-        cards(page).nth(40).get_by_role("button").dispatch_event("click")
+        cards(page).nth(40).get_by_role("button", name="More like").dispatch_event("click")
         expect(page.get_by_role("heading", name="More like")).to_be_visible()
         page.wait_for_function("scrollY === 0")
         page.go_back()
@@ -272,7 +275,7 @@ def test_reindex_does_not_replace_a_field_that_is_edited(browser: Browser, addre
         status["gallery"]["index"]["name"] = "another"
         route.fulfill(json=status)
 
-    size = {"name": "size", "values": [["S", 3], ["M", 2]], "minimum": None, "maximum": None, "distinct": 2}
+    size = facet("size", ("S", 3), ("M", 2))
     with open_page(browser, address) as page:
         page.clock.install()
         page.goto(f"{address}/#example=red.jpg")
@@ -294,9 +297,6 @@ def test_reindex_does_not_replace_a_field_that_is_edited(browser: Browser, addre
 
 
 def test_attributes_of_some_items_are_filters_and_hidden_values_are_counted(browser: Browser, address: str) -> None:
-    def facet(name: str, *values: tuple[str | bool, int]) -> dict[str, object]:
-        return {"name": name, "values": values, "minimum": None, "maximum": None, "distinct": len(values)}
-
     facets = [
         facet("on_sale", (True, 3)),
         facet("brand", ("Tiny", len(COLOURS))),
@@ -309,6 +309,63 @@ def test_attributes_of_some_items_are_filters_and_hidden_values_are_counted(brow
         expect(page.locator("#facets legend")).to_have_text(["Colour", "On sale"])
         page.get_by_role("button", name="1 more").click()
         expect(page.get_by_role("checkbox", name=COLOURS[6])).to_be_focused()
+
+
+def test_list_of_values_names_what_it_leaves_out(browser: Browser, address: str) -> None:
+    types = facet("type", *((f"Type {n}", 200 - n) for n in range(100))) | {"distinct": 142}
+
+    def respond(route: Route) -> None:
+        found = facet("type", ("Rare type", 1)) if "contains=rare" in route.request.url else types
+        route.fulfill(json={"facets": [found]})
+
+    with open_page(browser, address) as page:
+        page.route("**/v1/facets*", respond)
+        page.goto(f"{address}/#example=red.jpg")
+        group = page.get_by_role("group", name="Type")
+        group.get_by_role("button", name="136 more").click()
+        expect(group).to_contain_text("The 100 most frequent of 142 values. Search to find the others.")
+        group.get_by_role("searchbox").fill("rare")
+        expect(group.locator(".chip")).to_have_text(["Rare type1"])
+        group.get_by_text("Rare type").click()
+        expect(page.locator("#filter-count")).to_have_text("1")
+
+
+def test_values_have_no_counts_when_those_of_the_filter_fail(browser: Browser, address: str) -> None:
+    with open_page(browser, address, refusable=("%7D",)) as page:
+        page.goto(f"{address}/#example=red.jpg")
+        page.route("**/v1/facets?*filter=*", unavailable)
+        colours = page.get_by_role("group", name="Colour")
+        expect(colours.locator(".count").first).to_have_text("1")
+        page.get_by_role("group", name="Price").get_by_label("at most").fill("6")
+        page.keyboard.press("Enter")
+        expect(cards(page)).to_have_count(2)
+        expect(colours.locator(".count").first).to_have_text("")
+        expect(colours.locator(".chip")).to_have_count(len(COLOURS))
+
+
+def test_failed_search_among_values_is_shown(browser: Browser, address: str) -> None:
+    with open_page(browser, address, refusable=("contains=re",)) as page:
+        page.goto(f"{address}/#example=red.jpg")
+        page.route("**/v1/facets?*contains=*", once(unavailable))
+        colours = page.get_by_role("group", name="Colour")
+        colours.get_by_role("searchbox").fill("re")
+        expect(colours).to_contain_text("The values cannot be searched now.")
+        expect(colours.locator(".chip")).to_have_count(len(COLOURS))
+        colours.get_by_role("searchbox").fill("red")
+        expect(colours.locator(".chip")).to_have_text(["red1"])
+        expect(colours).not_to_contain_text("cannot be searched")
+
+
+def test_details_show_the_result_when_the_item_cannot_be_loaded(browser: Browser, address: str) -> None:
+    with open_page(browser, address, refusable=("/ball-red",)) as page:
+        page.route("**/v1/items/ball-red", unavailable)
+        page.goto(f"{address}/#example=red.jpg")
+        page.get_by_role("button", name="Details of A red ball").click()
+        dialog = page.get_by_role("dialog", name="A red ball")
+        expect(dialog.get_by_role("alert")).to_contain_text("Only one photo could be loaded.")
+        expect(dialog).to_contain_text("ball-red")
+        page.go_back()
+        expect(dialog).to_be_hidden()
 
 
 def test_tab_title_and_skip_link_follow_the_results(page: Page, address: str) -> None:

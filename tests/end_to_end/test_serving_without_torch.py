@@ -35,7 +35,7 @@ def test_serving_environment_indexes_and_serves(python: Path, tmp_path: Path) ->
     result = lookalike("reindex", source, "--gallery", tmp_path / "new", "--bundle", bundle, python=python)
     assert result.returncode == 0, result.stderr
     with run_server("serve", "--gallery", tmp_path / "new", "--bundle", bundle, python=python) as address:
-        response = httpx.post(f"{address}/v1/search", files={"image": tiny_photo(1, 3)}, params={"top": 3})
+        response = httpx.post(f"{address}/v1/search", files={"image": tiny_photo(1, 3)}, params={"limit": 3})
         assert response.status_code == 200
         assert response.json()["items"][0]["id"] == "ball-green"
         picture = httpx.get(address + response.json()["items"][0]["image"]["url"])

@@ -24,9 +24,8 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("demo") / "demo"
     result = lookalike("demo", "--quick", "--no-serve", "--dir", directory)
     assert result.returncode == 0, result.stderr
-    before, after = (
-        re.search(rf"{when} training\s+Recall@1 +([\d.]+) %", result.stdout) for when in ("before", "after")
-    )
+    figures = result.stdout.partition("On the test classes, in percent:")[2]
+    before, after = (re.search(rf"^{when} +([\d.]+)", figures, re.MULTILINE) for when in ("untrained", r"epoch \d+"))
     assert before and after, result.stdout
     assert float(after[1]) > float(before[1])
     return directory
@@ -54,7 +53,7 @@ def test_new_photos_find_the_nearest_products_over_http(demo: Path) -> None:
         examples = httpx.get(f"{address}/v1/examples").json()["examples"]
         results = {}
         for product, photo in photos.items():
-            response = httpx.post(f"{address}/v1/search", files={"image": photo}, params={"top": 3})
+            response = httpx.post(f"{address}/v1/search", files={"image": photo}, params={"limit": 3})
             assert response.status_code == 200
             results[product] = {item["id"]: item["score"] for item in response.json()["items"]}
     assert [Path(example["name"]).stem for example in examples] == list(photos)
@@ -74,7 +73,7 @@ def test_second_demo_reuses_shop_run_and_bundle(demo: Path) -> None:
     result = lookalike("demo", "--quick", "--no-serve", "--dir", demo)
     assert result.returncode == 0, result.stderr
     assert [(demo / name).stat().st_mtime_ns for name in files] == before
-    assert "epoch" not in result.stdout, "nothing was trained again"
+    assert "elapsed" not in result.stdout, "nothing was trained again"
 
 
 def test_commands_lead_from_a_folder_of_photos_to_a_search(demo: Path, tmp_path: Path) -> None:
@@ -100,5 +99,5 @@ def test_commands_lead_from_a_folder_of_photos_to_a_search(demo: Path, tmp_path:
     index = ("--gallery", tmp_path / "gallery", "--bundle", tmp_path / "bundle")
     assert "photos embedded" in run("reindex", demo / "shop" / "gallery.csv", *index)
     photo = next(photo for photo in read_shop(demo / "shop") if photo.role == "gallery")
-    first = run("search", demo / "shop" / photo.image, *index, "--top", "1")
+    first = run("search", demo / "shop" / photo.image, *index, "--limit", "1")
     assert first.startswith("1.000") and photo.item_id in first

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
 from service.app import create_app
 from service.server.protocol import connection_class
@@ -52,10 +53,15 @@ def client(settings: Settings) -> Iterator[httpx.Client]:
 @contextmanager
 def serving(settings: Settings, *, root_path: str = "") -> Iterator[httpx.Client]:
     """Runs the service in a thread and yields a client of it."""
+    with serving_app(create_app(settings), settings, root_path=root_path) as client:
+        yield client
+
+
+@contextmanager
+def serving_app(app: FastAPI, settings: Settings, *, root_path: str = "") -> Iterator[httpx.Client]:
+    """Runs an application in a thread and yields a client of it."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        create_app(settings), http=connection_class(settings), log_level="warning", root_path=root_path
-    )
+    config = uvicorn.Config(app, http=connection_class(settings), log_level="warning", root_path=root_path)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -109,5 +115,5 @@ def running(settings: Settings, folder: Path, **variables: str) -> Iterator[Serv
         yield ServiceProcess(match[0], process, log)
     finally:
         process.terminate()
-        assert process.wait(30) in (0, -signal.SIGTERM, INTERRUPTED), log.read_text()
+        assert process.wait(30) in (0, -signal.SIGTERM, -signal.SIGKILL, INTERRUPTED), log.read_text()
         process.stdout.close()

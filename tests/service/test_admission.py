@@ -9,8 +9,8 @@ from typing import get_args
 
 import pytest
 
-from index._util.system import memory_limit
 from service.admission import Admission, Lane, Overloaded, Pool, Refusal
+from service.memory import MemoryPlan
 from service.settings import Settings
 from tests.service.conftest import problem, serving
 from tests.service.support import Blocker, block_gallery
@@ -89,18 +89,33 @@ async def test_work_gets_its_arguments_and_its_error_reaches_the_caller() -> Non
         await admission.run("read", divmod, 1, 0)
 
 
-def test_bytes_are_counted_over_all_requests_and_released() -> None:
+def test_received_bytes_and_answers_are_counted_apart() -> None:
     counts = Counts()
-    admission = Admission(limits(max_held_bytes=1000, max_body_bytes=400, workers=2), counts)
-    with admission.hold_bytes() as first, admission.hold_bytes() as second:
-        first(500)
-        second(300)
-        with pytest.raises(Overloaded, match=r"Other requests hold 500 bytes already\.") as refused:
-            second(1)
+    admission = Admission(
+        limits(max_held_bytes=40_000, max_unsent_bytes=30_000, max_body_bytes=1, max_answer_bytes=1), counts
+    )
+    with admission.received.hold() as body, admission.answers.hold() as answer:
+        body.add(40_000)
+        answer.add(30_000)
+        with pytest.raises(Overloaded) as refused:
+            body.add(1)
         assert refused.value.close, "the rest of the body is not read"
-    with admission.hold_bytes() as alone:
-        alone(800)
-    assert counts.refusals == {"bytes": 1}
+        with pytest.raises(Overloaded) as refused:
+            answer.add(1)
+        assert not refused.value.close
+    assert counts.refusals == {"bytes": 1, "answers": 1}
+
+
+def test_jobs_are_watched_by_a_bounded_number_of_clients() -> None:
+    counts = Counts()
+    admission = Admission(limits(max_waiting=2), counts)
+    with ExitStack() as places:
+        for _ in range(2):
+            places.enter_context(admission.watch_place())
+        with pytest.raises(Overloaded, match="2 watchers of jobs already"):
+            places.enter_context(admission.watch_place())
+    with admission.watch_place():
+        assert counts.refusals == {"watch": 1}
 
 
 @pytest.mark.anyio
@@ -140,7 +155,7 @@ def test_listings_wait_for_each_other_and_searches_do_not_wait_for_them(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(settings.model_copy(update={"max_waiting": 2})) as client, ThreadPoolExecutor(8) as threads:
-        blocker = block_gallery(settings, monkeypatch, "scan")
+        blocker = block_gallery(settings, monkeypatch, "iter_items")
         try:
             lists = [threads.submit(client.get, "/v1/items") for _ in range(8)]
             assert blocker.started.acquire(timeout=60)
@@ -178,7 +193,7 @@ def test_writes_that_wait_for_the_store_stop_neither_searches_nor_reads(
 
 def test_memory_for_decoding_is_shared_by_the_processes() -> None:
     assert Admission(limits(max_decode_bytes=1000, workers=4), Counts()).decode_budget.total == 250
-    assert Admission(limits(), Counts()).decode_budget.total == memory_limit() // 2
+    assert Admission(limits(), Counts()).decode_budget.total == MemoryPlan.from_settings(limits()).decoding
 
 
 @pytest.mark.anyio

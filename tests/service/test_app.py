@@ -1,6 +1,7 @@
 """The application: starting, the web page, and a prefix in front of its addresses."""
 
 import asyncio
+import logging
 import re
 from pathlib import Path
 
@@ -9,8 +10,12 @@ import pytest
 from fastapi import FastAPI
 
 from index.errors import LookalikeError
+from service.admission import Admission
 from service.app import create_app
+from service.observability.metrics import Telemetry
+from service.observability.tracing import Tracing
 from service.settings import Settings
+from service.state import open_state
 from tests.service.conftest import serving
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import tiny_photo
@@ -34,6 +39,21 @@ def test_a_missing_bundle_or_gallery_is_named_at_start(settings: Settings, tmp_p
     for name in ("bundle", "gallery"):
         with pytest.raises(LookalikeError, match="nowhere"):
             start(create_app(settings.model_copy(update={name: tmp_path / "nowhere"})))
+
+
+def test_the_bundle_in_use_is_logged_by_the_application_and_not_by_the_check_before_it(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        telemetry = Telemetry(Tracing())
+        async with open_state(settings, telemetry, Admission(settings, telemetry)):
+            pass
+
+    caplog.set_level(logging.INFO, "service")
+    asyncio.run(check())
+    assert "queries are embedded with bundle" not in caplog.text
+    start(create_app(settings))
+    assert caplog.text.count("queries are embedded with bundle") == 1
 
 
 def test_the_page_takes_everything_from_the_service(client: httpx.Client) -> None:

@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 
 from index.embedding.bundle import Bundle
 from index.embedding.embedder import Embedder
+from index.gallery import open_gallery
+from index.gallery.types import NeededBundles
 from service.admission import Overloaded
-from service.inference import Batcher
+from service.inference import ActiveModel, Batcher, NotReady
 from service.settings import Settings
 from tests.service.conftest import problem, serving
 from tests.service.support import block_gallery
@@ -201,9 +203,9 @@ def test_the_service_follows_a_newly_activated_bundle_and_never_mixes_two(tmp_pa
 
         def scores() -> set[tuple[str, float, float]]:
             """Returns the bundle and scores of a search by photo, and of one by item, each paired with its bundle."""
-            by_photo = client.post("/v1/search?top=1", files={"image": tiny_photo(2, 5)}).json()
+            by_photo = client.post("/v1/search?limit=1", files={"image": tiny_photo(2, 5)}).json()
             assert by_photo["items"][0]["id"] == "ball-blue"
-            by_item = client.post("/v1/search?top=1", json={"item_id": "ball-blue"}).json()
+            by_item = client.post("/v1/search?limit=1", json={"item_id": "ball-blue"}).json()
             return {
                 (by_photo["bundle"], round(by_photo["items"][0]["score"], 4), 0.0),
                 (by_item["bundle"], 0.0, round(by_item["items"][0]["score"], 4)),
@@ -275,3 +277,62 @@ def test_a_first_bundle_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
         (gallery / "bundles" / indexed.bundle_id / "model.onnx").unlink()
         body = problem(client.post("/v1/search", files={"image": tiny_photo(0, 0)}), 503, "not-ready")
         assert indexed.bundle_id in body["detail"] and "log" in body["remedy"]
+
+
+@pytest.mark.anyio
+async def test_the_model_of_a_prepared_bundle_is_in_use_once_it_is_activated_and_the_previous_one_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (Bundle.load(make_tiny_bundle(tmp_path / name, grid=grid)) for name, grid in (("a", 4), ("b", 2)))
+    index_source(write_tiny_source(tmp_path / "source"), gallery=tmp_path / "gallery", bundle=first.directory)
+    with open_gallery(tmp_path / "gallery") as gallery:
+        settings = Settings(gallery=tmp_path / "gallery", threads=1, bundle_poll_seconds=3600)
+        active = ActiveModel(gallery, settings, check_queue=unlimited, on_batch=lambda size: None)
+        await active.start()
+        assert await active.follow() == NeededBundles(first.id, ()) and active.prepared == []
+        gallery.keep_bundle(second)
+        job = gallery.jobs.begin("catalogue.csv", second.id)
+        assert await active.follow() == NeededBundles(first.id, (second.id,))
+        assert active.prepared == [], "a service that is only searched loads no second model"
+        model, same = await asyncio.gather(active.load(second.id), active.load(second.id))
+        assert model is same and active.prepared == [model] and active.current().bundle.id == first.id
+        old = active.current()
+        job.update(state="cancelled")
+        with old.in_use():
+            assert index_source(
+                tmp_path / "source" / "catalogue.csv", gallery=tmp_path / "gallery", bundle=second.directory
+            )
+            monkeypatch.setattr(gallery, "load_bundle", lambda bundle_id: pytest.fail("it was loaded already"))
+            await active.follow(wait=False)
+            assert active.current() is model and active.prepared == []
+            await old.batcher.embed(photos(1)[0])
+        await active.close()
+        for closed in (old, model):
+            with pytest.raises(Overloaded):
+                await closed.batcher.embed(photos(1)[0])
+
+
+@pytest.mark.anyio
+async def test_a_model_that_fails_its_first_batch_is_not_used_and_tried_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle, other = (make_tiny_bundle(tmp_path / name, grid=grid) for name, grid in (("a", 4), ("b", 2)))
+    source = write_tiny_source(tmp_path / "source")
+    first = index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
+    with open_gallery(tmp_path / "gallery") as gallery:
+        settings = Settings(
+            gallery=tmp_path / "gallery", threads=1, bundle_poll_seconds=3600, bundle_retry_seconds=0.01
+        )
+        active = ActiveModel(gallery, settings, check_queue=unlimited, on_batch=lambda size: None)
+        await active.start()
+        second = index_source(source, gallery=tmp_path / "gallery", bundle=other)
+        with monkeypatch.context() as broken:
+            broken.setattr(Embedder, "_run", lambda *_: 1 / 0)
+            await active.follow()
+            assert active.current().bundle.id == first.bundle_id
+            with pytest.raises(NotReady, match=second.bundle_id):
+                await active.load(second.bundle_id)
+        await asyncio.sleep(0.02)
+        await active.follow()
+        assert active.current().bundle.id == second.bundle_id
+        await active.close()

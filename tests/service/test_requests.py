@@ -38,6 +38,8 @@ def shop(settings: Settings) -> Any:
         ("PUT", "/v1/items/x", f'{{"attributes": {{{_KEYS}}}}}'),
         ("PATCH", "/v1/items/x", f"{{{_KEYS}}}"),
         ("POST", "/v1/jobs", f'{{"source": "x", "more": [{MANY * "1,"}1]}}'),
+        ("POST", "/v1/search", f'{{"item_id": "x", "filter": {{"a": [{5000 * ("[" * 20 + "]" * 20 + ",")}1]}}}}'),
+        ("POST", "/v1/search", f'{{"item_id": "x", "filter": {MANY * "["}'),
     ],
 )
 def test_a_body_with_too_many_values_is_refused_before_it_is_parsed(
@@ -45,6 +47,11 @@ def test_a_body_with_too_many_values_is_refused_before_it_is_parsed(
 ) -> None:
     refused = shop.request(method, path, content=body, headers={"Content-Type": "application/json"})
     assert "values; the limit is 100,000" in problem(refused, 422, "request-invalid")["detail"]
+
+
+def test_excluded_ids_are_no_longer_than_ids_are(shop: httpx.Client) -> None:
+    refused = shop.post("/v1/search", json={"item_id": "ball-blue", "exclude": ["x" * 513]})
+    assert problem(refused, 422, "request-invalid")["detail"].startswith("exclude[0] must have at most 512 characters")
 
 
 def test_a_query_string_with_thousands_of_names_is_refused_quickly(shop: httpx.Client) -> None:
@@ -76,7 +83,7 @@ def test_a_form_in_another_charset_than_utf_8_is_refused(shop: httpx.Client, cha
 @pytest.mark.parametrize("charset", ["utf-8", "UTF-8", '"utf8"'])
 def test_a_form_that_names_utf_8_is_read(shop: httpx.Client, charset: str) -> None:
     photo = ('name="image"; filename="a.jpg"', tiny_photo(2, 5))
-    found = shop.post("/v1/search", **form(charset, photo, ('name="top"', b"1")))
+    found = shop.post("/v1/search", **form(charset, photo, ('name="limit"', b"1")))
     assert [item["id"] for item in found.json()["items"]] == ["ball-blue"]
 
 

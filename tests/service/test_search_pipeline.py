@@ -1,6 +1,7 @@
 """The search pipeline: a photo is answered although the bundle is replaced or its client leaves."""
 
 import socket
+import struct
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,9 +13,11 @@ import httpx
 import pytest
 
 from service import photos
+from service.app import create_app
+from service.memory import Share
 from service.settings import Settings
 from service.url_fetcher import Fetcher
-from tests.service.conftest import problem, serving
+from tests.service.conftest import problem, serving, serving_app
 from tests.service.support import Blocker, connect, search_head
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import index_source, tiny_photo, write_tiny_source
@@ -42,7 +45,7 @@ def test_a_photo_that_is_decoded_while_the_bundle_is_replaced_is_answered(
             return decode(*arguments)
 
         monkeypatch.setattr(photos, "decode_query", replace_and_decode)
-        answer = client.post("/v1/search?top=1", files={"image": tiny_photo(2, 5)})
+        answer = client.post("/v1/search?limit=1", files={"image": tiny_photo(2, 5)})
         assert answer.status_code == 200, answer.text
         assert answer.json()["items"][0]["id"] == "ball-blue"
 
@@ -63,8 +66,7 @@ def test_a_client_that_leaves_frees_its_place_only_when_its_photo_is_decoded(
             with connect(client) as leaver:
                 leaver.sendall(search_head(len(PHOTO)) + PHOTO)
                 assert blocker.started.acquire(timeout=60)
-                leaver.shutdown(socket.SHUT_WR)
-                assert leaver.recv(1) == b""  # the service has noticed
+                leaver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
             client.get("/healthz")
             refused = problem(client.post("/v1/search", files={"image": PHOTO}), 503, "overloaded")
             assert refused["detail"] == "1 searches are running already."
@@ -81,7 +83,7 @@ def test_photos_of_slow_hosts_keep_no_other_search_from_working(
 ) -> None:
     fetching, released = threading.Semaphore(0), threading.Event()
 
-    async def fetch_slowly(self: Fetcher, url: str) -> bytes:
+    async def fetch_slowly(self: Fetcher, url: str, on_bytes: object) -> bytes:
         fetching.release()
         assert await anyio.to_thread.run_sync(released.wait, 60)
         return PHOTO
@@ -90,7 +92,7 @@ def test_photos_of_slow_hosts_keep_no_other_search_from_working(
     few = {"url_hosts": ["cdn.example.com"], "max_requests": 2, "max_fetches": 3, "max_waiting": 2}
     with serving(settings.model_copy(update=few)) as client, ThreadPoolExecutor(8) as threads:
         try:
-            body = {"image_url": "https://cdn.example.com/1.jpg", "top": 1}
+            body = {"image_url": "https://cdn.example.com/1.jpg", "limit": 1}
             slow = [threads.submit(client.post, "/v1/search", json=body) for _ in range(8)]
             for _ in range(3):
                 assert fetching.acquire(timeout=60)
@@ -110,12 +112,12 @@ def test_photos_of_slow_hosts_keep_no_other_search_from_working(
 
 def test_an_answer_that_would_be_too_large_is_refused(settings: Settings) -> None:
     with serving(settings.model_copy(update={"max_answer_bytes": 2000})) as client:
-        few = client.post("/v1/search?top=2&include=attributes", files={"image": PHOTO})
+        few = client.post("/v1/search?limit=2&include=attributes", files={"image": PHOTO})
         assert few.status_code == 200 and len(few.json()["items"]) == 2
-        found = problem(client.post("/v1/search?top=8", files={"image": PHOTO}), 422, "answer-too-large")
+        found = problem(client.post("/v1/search?limit=8", files={"image": PHOTO}), 422, "answer-too-large")
         assert "2,000 bytes" in found["detail"] and "fewer items" in found["remedy"]
-        problem(client.post("/v1/search?top=3&include=vectors", files={"image": PHOTO}), 422, "answer-too-large")
-        searches = [{"item_id": "ball-blue", "top": 2} for _ in range(4)]
+        problem(client.post("/v1/search?limit=3&include=vectors", files={"image": PHOTO}), 422, "answer-too-large")
+        searches = [{"item_id": "ball-blue", "limit": 2} for _ in range(4)]
         problem(client.post("/v1/search/batch", json={"searches": searches}), 422, "answer-too-large")
 
 
@@ -123,7 +125,31 @@ def test_a_page_of_large_items_is_shorter_and_continues(settings: Settings) -> N
     with serving(settings.model_copy(update={"max_answer_bytes": 2000})) as client:
         ids, pages, cursor = [], 0, ""
         while cursor is not None:
-            page = client.get("/v1/items", params={"count": 1000, "cursor": cursor}).json()
+            page = client.get("/v1/items", params={"limit": 1000, "cursor": cursor}).json()
             ids += [item["id"] for item in page["items"]]
             cursor, pages = page["cursor"], pages + 1
         assert pages > 1 and len(ids) == 8 and ids == sorted(set(ids))
+
+
+def test_an_answer_that_there_is_no_memory_for_is_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = create_app(settings.model_copy(update={"max_unsent_bytes": 40_000, "max_answer_bytes": 10_000}))
+    shares: list[Share] = []
+    change = Share.change
+
+    def watch(self: Share, before: int, after: int, *, forced: bool) -> None:
+        if self.total == 40_000 and self not in shares:
+            shares.append(self)
+        change(self, before, after, forced=forced)
+
+    monkeypatch.setattr(Share, "change", watch)
+    body = {"item_id": "ball-blue", "limit": 2}
+    with serving_app(app, settings) as client:
+        assert client.post("/v1/search", json=body).status_code == 200
+        with shares[0].hold() as others:
+            others.resize(39_900, forced=True)
+            for answer in (client.post("/v1/search", json=body), client.get("/v1/items"), client.get("/v1/facets")):
+                assert problem(answer, 503, "overloaded")["detail"] == "Other requests hold 39,900 bytes already."
+            assert client.get("/healthz").status_code == 200
+        assert client.post("/v1/search", json=body).status_code == 200
+        assert shares[0].held == 0
+        assert 'lookalike_refused_total{reason="answers"} 3.0' in client.get("/metrics").text

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from service.url_fetcher import Address, Fetcher
+from index._util.addresses import Address
+from service.url_fetcher import Fetcher
 from tests.service.test_url_fetcher import LIMIT, refusal
 
 PHOTO = b"\xff\xd8\xff photo" * 100

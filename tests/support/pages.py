@@ -65,3 +65,9 @@ def photo_of_two(left: int, right: int) -> bytes:
     out = io.BytesIO()
     both.save(out, "JPEG", quality=92)
     return out.getvalue()
+
+
+def facet(name: str, *counts: tuple[str | float | bool, int]) -> dict[str, object]:
+    """Returns an attribute as the service lists it, with its values and their counts."""
+    values = [{"value": value, "count": count} for value, count in counts]
+    return {"name": name, "values": values, "minimum": None, "maximum": None, "distinct": len(values)}

@@ -10,6 +10,7 @@ from training.callbacks import Callback
 from training.checkpoints import RunFolder
 from training.config import load_config
 from training.data import DataSet
+from training.step_cost import RunPlan
 
 SMALL_SETTINGS = [
     "epochs=2",
@@ -30,6 +31,14 @@ class RecordingCallback(Callback):
         self.epochs: list[int] = []
         self.steps: list[tuple[int, int]] = []
         self.messages: list[str] = []
+        self.plans: list[RunPlan] = []
+        self.results: list[dict[str, Any]] = []
+
+    def on_plan(self, plan: RunPlan) -> None:
+        self.plans.append(plan)
+
+    def on_result(self, result: dict[str, Any]) -> None:
+        self.results.append(result)
 
     def on_step(self, epoch: int, step: int, steps: int) -> None:
         self.steps.append((epoch, step))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from training.config import load_config
+from training.config import load_config, parse_config
 from training.errors import TrainingError
 
 
@@ -29,7 +29,11 @@ def test_another_loss_does_not_inherit_the_presets_settings() -> None:
 def test_every_mistake_is_reported_with_its_value(tmp_path: Path) -> None:
     with pytest.raises(TrainingError) as caught:
         load_config(None, ["epochs=-1", "optimiser.learning_rate=fast", "nonsense=1"])
-    for part in ("epochs=-1", "optimiser.learning_rate='fast'", "nonsense is not a setting"):
+    for part in (
+        "epochs must be at least 0 (got -1)",
+        "optimiser.learning_rate must be a number (got 'fast')",
+        "nonsense is unknown",
+    ):
         assert part in str(caught.value)
 
 
@@ -59,3 +63,29 @@ def test_crop_and_resize_follow_from_each_other() -> None:
 def test_numbers_out_of_range_and_misspelt_settings_are_refused(override: str) -> None:
     with pytest.raises(TrainingError, match=override.partition("=")[0]):
         load_config(None, [override])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "rate"),
+    [
+        ([], 1e-4),
+        (["cached_views=4"], 1e-3),
+        (["cached_views=4", "cached_stage=-2"], 3e-4),
+        (["cached_views=4", "optimiser.learning_rate=2e-4"], 2e-4),
+        (["cached_views=4", "optimiser.weight_decay=0"], 1e-3),
+    ],
+)
+def test_the_default_learning_rate_depends_on_what_learns(overrides: list[str], rate: float) -> None:
+    config = load_config(None, overrides)
+    assert config.optimiser.learning_rate == rate
+    assert parse_config(config.model_dump(mode="json")) == config, "a recorded run keeps its rate"
+
+
+def test_the_batch_size_is_automatic_or_a_number() -> None:
+    assert load_config(None, []).sampling.batch_size == "auto"
+    assert load_config(None, ["sampling.batch_size=auto"]).sampling.batch_size == "auto"
+    for wrong in ("1", "many", "true", "12.5"):
+        with pytest.raises(
+            TrainingError, match=r"sampling\.batch_size: give a whole number from 2 on, or auto \(got .*\)"
+        ):
+            load_config(None, [f"sampling.batch_size={wrong}"])

@@ -64,3 +64,13 @@ def test_a_report_counts_queries_and_gallery() -> None:
     report = full_report(np.eye(5, dtype=np.float32), photos, (1,), rounds=50, through_index=True)
     assert (report["queries"], report["queries_without_answer"], report["gallery"]) == (3, 1, 5)
     assert report["figures"].keys() == {"recall@1", "map@r", "r_precision", "map"} == report["intervals"].keys()
+
+
+def test_photos_without_a_usable_vector_are_named() -> None:
+    photos = [Photo(Path(f"{number}.jpg"), "mug") for number in range(8)]
+    vectors = np.ones((8, 4), np.float32)
+    for place, value in ((1, 0), (3, np.nan), (5, np.inf), (7, 0)):
+        vectors[place] = value
+    message = r"4 of 8 vectors .*: 1\.jpg \(class mug\), 3\.jpg \(class mug\), 5\.jpg \(class mug\) and 1 more\."
+    with pytest.raises(TrainingError, match=message):
+        full_report(vectors, photos)

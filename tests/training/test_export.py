@@ -59,7 +59,7 @@ def test_a_bundle_is_restored_when_the_new_one_cannot_replace_it(
     rename = Path.rename
 
     def failing(self: Path, target: Path) -> Path:
-        if self.name.endswith(".tmp"):
+        if self.name.endswith(".lookalike-tmp"):
             raise OSError("no space left")
         return rename(self, target)
 

@@ -1,6 +1,9 @@
 """A small run on real weights: it learns, and resumes after a kill with the same result."""
 
+import hashlib
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,10 @@ from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
 from training.data import DataSet, load_data
 from training.errors import TrainingError
-from training.evaluation import load_model, measure
+from training.evaluation import Evaluator, load_model, measure
 from training.loop import train
 from training.optimizers import rate_factor
+from training.seen_classes import SeenClasses
 
 
 def same_weights(first: RunFolder, second: RunFolder) -> bool:
@@ -34,10 +38,16 @@ def same_weights(first: RunFolder, second: RunFolder) -> bool:
     )
 
 
+def measure_by_epoch(scores: list[float]) -> Callable[..., dict[str, float]]:
+    """Returns an evaluator's method whose figures are given: two of each, for validation and test."""
+    remaining = [score for score in scores for _ in range(2)]
+    return lambda *_, **__: {"recall@1": 1.0, "map@r": remaining.pop(0)}
+
+
 def test_a_run_reports_every_epoch_and_step(data: DataSet, config: TrainingConfig, tmp_path: Path) -> None:
     callback = RecordingCallback()
     train(config, data, tmp_path / "run", "folder:photos", callback)
-    steps = len(data.train) // config.sampling.batch_size
+    steps = len(data.train) // 8
     assert callback.epochs == [0, 1, 2]
     assert callback.steps == [(epoch, step) for epoch in range(2) for step in range(1, steps + 1)]
     assert any("never acts" in text for text in callback.messages), "the decay does not begin in so short a run"
@@ -61,7 +71,7 @@ def test_the_records_of_a_run_hold_its_figures(run: RunFolder, config: TrainingC
 
 def test_an_epochs_record_holds_the_means_of_its_steps(run: RunFolder, config: TrainingConfig, data: DataSet) -> None:
     """TensorBoard has the single steps; the learning rate follows the schedule."""
-    steps = len(data.train) // config.sampling.batch_size
+    steps = len(data.train) // 8
     events = EventAccumulator(str(run.path / "tensorboard")).Reload()
     losses = [event.value for event in events.Scalars("step/loss")]
     assert len(losses) == 2 * steps and min(losses) > 0
@@ -102,7 +112,7 @@ def test_a_finished_run_is_only_continued_with_resume(run: RunFolder, data: Data
 
 
 def test_held_out_classes_choose_the_epoch_and_end_the_run(data: DataSet, tmp_path: Path) -> None:
-    """The learning rate is so high that the model gets worse: patience ends the run, an early epoch is kept."""
+    """The learning rate is so high that the model gets worse: the untrained backbone is kept, patience ends the run."""
     wild = [
         *SMALL_SETTINGS,
         "epochs=9",
@@ -114,10 +124,50 @@ def test_held_out_classes_choose_the_epoch_and_end_the_run(data: DataSet, tmp_pa
     result = train(config, data, tmp_path / "run", "folder:photos", callback)
     history = RunFolder(tmp_path / "run").history()
     scores = {record["epoch"]: record["validation.map@r"] for record in history[1:]}
-    assert result["epoch"] == max(scores, key=lambda epoch: (scores[epoch], -epoch))
-    assert max(scores) == result["epoch"] + 2 < 9, "the run ends when its patience of 2 epochs is used up"
+    best = max(scores, key=lambda epoch: (scores[epoch], -epoch))
+    assert result["epoch"] == 0 and history[0]["validation.map@r"] > scores[best]
+    assert "Training did not help; the untrained backbone is better" in result["remark"]
+    assert result["remark"] in callback.messages
+    assert max(scores) == best + 2 < 9, "the run ends when its patience of 2 epochs is used up"
     assert ["recall@1" in record for record in history] == [True] + [False] * len(scores), "tested only at the end"
     assert result["recall@1"] == pytest.approx(measure(data.test, *load_model(tmp_path / "run"))["recall@1"])
+
+
+def test_a_trained_epoch_is_kept_if_it_beats_the_untrained_backbone(data: DataSet, tmp_path: Path) -> None:
+    settings = [*SMALL_SETTINGS, "selection.validation_share=0.4", "epochs=4"]
+    config = load_config(None, settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Evaluator, "measure", measure_by_epoch([0.2, 0.1, 0.3, 0.25, 0.3]))
+        result = train(config, data, tmp_path / "run", "folder:photos", RecordingCallback())
+    assert result["epoch"] == 2 and "remark" not in result
+    assert "head.weight" in RunFolder(tmp_path / "run").model().state_dict()
+
+
+def test_without_epochs_the_run_holds_the_untrained_backbone(data: DataSet, tmp_path: Path) -> None:
+    for share in ("0", "0.4"):
+        run = RunFolder(tmp_path / share)
+        config = load_config(None, [*SMALL_SETTINGS, "epochs=0", f"selection.validation_share={share}"])
+        result = train(config, data, run.path, "folder:photos", RecordingCallback())
+        assert result["epoch"] == 0 and "Nothing was trained" in result["remark"]
+        assert run.model().dimension == 1280, "the features of the backbone, without a random head"
+        measured = measure(data.test, *load_model(run.path))
+        assert measured == pytest.approx({name: result[name] for name in measured}, abs=1e-6)
+        longer = config.model_copy(update={"epochs": 1})
+        train(longer, data, run.path, "folder:photos", RecordingCallback(), resume=True)
+    assert RunFolder(tmp_path / "0").model().dimension == 512, "without validation the newest epoch is kept"
+
+
+def test_a_run_remembers_its_classes(data: DataSet, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    config = load_config(None, [*SMALL_SETTINGS, "epochs=1", "selection.validation_share=0.4"])
+    train(config, data, run.path, "folder:photos", RecordingCallback())
+    labels = json.loads((run.path / "classes.json").read_text())
+    assert {*labels["train"], *labels["validation"]} == {photo.label for photo in data.train}
+    assert set(labels["test"]) == {photo.label for photo in data.test} and len(labels["validation"]) == 2
+    seen = run.seen_classes(run.path / "checkpoint.pt")
+    assert seen == SeenClasses.of([*labels["train"], *labels["validation"]])
+    kept = labels["validation"] if not run.result()["epoch"] else [*labels["train"], *labels["validation"]]
+    assert run.seen_classes() == SeenClasses.of(kept)
 
 
 def test_the_head_alone_is_trained_on_cached_features(data: DataSet, tmp_path: Path) -> None:
@@ -316,3 +366,96 @@ def test_an_unknown_backbone_is_refused(data: DataSet, tmp_path: Path) -> None:
                 RecordingCallback(),
             )
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def small() -> list[str]:
+    """Settings of a run on a network with few weights."""
+    return [*SMALL_SETTINGS, "backbone={name: test_efficientnet, weights: none, embedding_size: 16}", "epochs=1"]
+
+
+def test_an_automatic_batch_size_is_recorded_and_kept(data: DataSet, small: list[str], tmp_path: Path) -> None:
+    config = load_config(None, [*small, "sampling.batch_size=auto"])
+    first, again = RecordingCallback(), RecordingCallback()
+    train(config, data, tmp_path / "run", "folder:photos", first)
+    run = RunFolder(tmp_path / "run")
+    assert run.config.sampling.batch_size == 128 and run.config.optimiser.accumulation == 1
+    assert first.plans[0].chosen and first.plans[0].batch_size == len(data.train)
+    train(config, data, tmp_path / "run", "folder:photos", again, resume=True)
+    assert again.steps == [] == again.plans, "the same run, which is finished"
+
+
+def test_a_plan_counts_photos_and_estimates_memory_and_time(data: DataSet, small: list[str], tmp_path: Path) -> None:
+    callback = RecordingCallback()
+    train(load_config(None, small), data, tmp_path / "run", "folder:photos", callback)
+    (plan,) = callback.plans
+    assert (plan.photos, plan.classes, plan.steps) == (len(data.train), 5, len(data.train) // 8)
+    assert not plan.chosen and 0 < plan.memory < plan.available and plan.epoch_seconds > 0
+    assert plan.learns == "All weights learn, with proxy_isa at a learning rate of 0.0003"
+    assert callback.results[0]["recall@1"] == RunFolder(tmp_path / "run").result()["recall@1"]
+
+
+def test_seeds_losses_and_folds_share_cached_features(data: DataSet, small: list[str], tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    train(load_config(None, small), data, first, "folder:photos", RecordingCallback())
+    folder, tables = tmp_path / "feature-cache", []
+    for number, change in enumerate(["seed=5", "seed=6", "loss.name=proxy_anchor", "selection={fold: 0, folds: 2}"]):
+        # The backbone has no published weights: a run of its own stands for them.
+        config = load_config(None, [*small, "cached_views=2", change, f"start_from={first}"])
+        train(config, data, tmp_path / f"run-{number}", "folder:photos", RecordingCallback())
+        tables.append({path.name: path.stat().st_size for path in folder.glob("*.rows")})
+    assert tables[0] == tables[1] == tables[2] and len(tables[0]) == 2, "views to learn from, photos to measure"
+    grown = [name for name, size in tables[3].items() if size != tables[0][name]]
+    assert len(grown) == 1, "only the classes held out had not been measured before"
+
+
+def test_a_run_starts_from_the_weights_of_an_earlier_one(data: DataSet, small: list[str], tmp_path: Path) -> None:
+    train(load_config(None, small), data, tmp_path / "first", "folder:photos", RecordingCallback())
+    first = RunFolder(tmp_path / "first")
+    frozen = ["epochs=0", f"start_from={first.path}"]
+    callback = RecordingCallback()
+    result = train(load_config(None, [*small, *frozen]), data, tmp_path / "next", "folder:photos", callback)
+    assert callback.messages[0] == f"Starts from {first.path}: backbone and head."
+    assert result["start_from"] == str(first.path) == RunFolder(tmp_path / "next").config.start_from
+    assert result["initial"]["weights"] == weights_digest(first)
+
+    other_head = [*small, "epochs=1", f"start_from={first.path}", "backbone.embedding_size=8"]
+    train(load_config(None, other_head), data, tmp_path / "head", "folder:photos", callback)
+    assert any("its head has another size" in message for message in callback.messages)
+    seen = RunFolder(tmp_path / "next").seen_classes()
+    assert seen and all(photo.label in seen for photo in data.train), "classes of the earlier run count as seen"
+    wrong = load_config(None, [*small, "backbone.name=test_vit", "preprocessing.input_size=160", *frozen])
+    with pytest.raises(TrainingError, match=r"has the backbone test_efficientnet, which does not fit"):
+        train(wrong, data, tmp_path / "wrong", "folder:photos", callback)
+
+
+def weights_digest(run: RunFolder) -> str:
+    digest = hashlib.sha256()
+    for name, value in run.model().state_dict().items():
+        digest.update(name.encode() + value.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def test_a_changed_class_is_named_when_a_run_is_resumed(small: list[str], tmp_path: Path) -> None:
+    photos, config = write_tiny_folder(tmp_path / "photos"), load_config(None, small)
+    train(config, load_data(f"folder:{photos}"), tmp_path / "run", "folder:photos", RecordingCallback())
+    label = load_data(f"folder:{photos}").train[0].label
+    (photos / label / "0.jpg").unlink()
+    message = rf"classes with another number of photos: {label}\)\. .*--start-from"
+    with pytest.raises(TrainingError, match=message):
+        train(
+            config.model_copy(update={"epochs": 3}),
+            load_data(f"folder:{photos}"),
+            tmp_path / "run",
+            "folder:photos",
+            RecordingCallback(),
+            resume=True,
+        )
+
+
+def test_the_end_of_patience_is_named_when_a_run_is_resumed(data: DataSet, small: list[str], tmp_path: Path) -> None:
+    wild = ["epochs=9", "selection={validation_share: 0.4, patience: 1}", "optimiser.learning_rate=0.1"]
+    config, callback = load_config(None, [*small, *wild]), RecordingCallback()
+    train(config, data, tmp_path / "run", "folder:photos", RecordingCallback())
+    train(config.model_copy(update={"epochs": 20}), data, tmp_path / "run", "folder:photos", callback, resume=True)
+    assert any("selection.patience" in text for text in callback.messages) and not callback.steps

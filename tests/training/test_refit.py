@@ -15,7 +15,8 @@ SETTINGS = (
     "epochs=3",
     "preprocessing={resize: 36, input_size: 32}",
     "sampling.batch_size=8",
-    "selection={validation_share: 0.4, patience: 2}",
+    "stop_epoch=2",
+    "selection.validation_share=0",
     "test_every=0",
     "workers=0",
 )
@@ -55,14 +56,39 @@ def test_the_bundle_marks_its_figures_as_those_of_the_first_run(place: Path) -> 
     assert bundle.card.refit and bundle.card.metrics["recall@1"] == RunFolder(place / "run").result()["recall@1"]
     assert "was trained on all products" in (place / "bundle" / "README.md").read_text()
     measured = lookalike("evaluate", "--model", place / "bundle", "--data", f"folder:{place / 'photos'}")
-    assert measured.returncode == 0 and "too high" in measured.stderr
+    assert measured.returncode == 1
+    assert f"3 of the 3 classes to measure were used to train {place / 'bundle'}" in measured.stderr
+    included = ["--seen-classes", "include", "--data", f"folder:{place / 'photos'}"]
+    measured = lookalike("evaluate", "--model", place / "bundle", *included)
+    assert measured.returncode == 0 and "too high for new products" in measured.stderr
 
 
 def test_a_refitted_run_is_not_measured_on_its_training_data(place: Path) -> None:
     for verb in (["evaluate", "--model"], ["report"]):
         data = ["--data", f"folder:{place / 'photos'}"]
         refused = lookalike(*verb, place / "run" / "refit", *data)
-        assert refused.returncode == 1 and "was trained on every class" in refused.stderr, verb
+        assert refused.returncode == 1 and "3 of the 3 classes to measure" in refused.stderr, verb
+
+
+def test_a_reduced_precision_of_a_refit_is_measured_on_request_and_marked(place: Path) -> None:
+    arguments = ["export", str(place / "run" / "refit"), "--out", str(place / "both"), "--precision", "fp32,fp16"]
+    refused = lookalike(*arguments)
+    assert refused.returncode == 1 and "3 of the 3 classes" in refused.stderr
+    assert not (place / "both").exists()
+    done = lookalike(*arguments, "--seen-classes", "include")
+    assert done.returncode == 0, done.stderr
+    assert "too high for new products" in done.stdout
+    assert "too high for new products" in (place / "both-fp16" / "README.md").read_text()
+    assert "too high" not in (place / "both" / "README.md").read_text()
+
+
+def test_the_untrained_backbone_is_not_refitted(tmp_path: Path) -> None:
+    photos = write_tiny_folder(tmp_path / "photos")
+    settings = [part for setting in (*SETTINGS, "epochs=0") for part in ("--set", setting)]
+    done = lookalike("train", "--data", f"folder:{photos}", "--out", tmp_path / "run", "--refit", *settings)
+    assert done.returncode == 0, done.stderr
+    assert "There is no trained epoch to refit" in done.stdout
+    assert f"lookalike export {tmp_path / 'run'} --out" in done.stdout and not (tmp_path / "run" / "refit").exists()
 
 
 def test_an_unreadable_photo_is_left_out_of_the_refit_too(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_the_volume_follows_from_the_planned_samples_and_is_reported(data: DataS
     planned = 400 * len(data.train) / len({photo.label for photo in data.train})
     assert 0.07 <= loss.hardness.settings.half_decay_samples() / planned <= 0.10
     remark = describe_volume(work)
-    assert remark and f"V = {loss.hardness.settings.volume:.4g} (from the planned epochs): half-decay" in remark
+    assert remark and f"V = {loss.hardness.settings.volume:.4g} (chosen from the planned epochs): half-decay" in remark
     set_by_hand = workshop(data, tmp_path, "epochs=400", "loss.settings.volume=33").loss
     assert isinstance(set_by_hand, SampleAwareProxyLoss) and set_by_hand.hardness.settings.volume == 33
 
@@ -90,7 +90,7 @@ def test_the_volume_follows_from_the_planned_samples_and_is_reported(data: DataS
 @pytest.mark.parametrize(
     ("overrides", "remark"),
     [
-        (["epochs=20", "loss.settings.volume=100"], "never acts: its half-decay needs 417"),
+        (["epochs=20", "loss.settings.volume=100"], "are planned. Set loss.settings.volume=10, or leave it out."),
         (["epochs=3", "loss.settings.volume=5"], "never acts: positives are weighed from epoch 3 on"),
         (["epochs=20", "loss.settings.positive_penalty=none"], None),
         (["epochs=20", "loss.name=proxy_anchor"], None),

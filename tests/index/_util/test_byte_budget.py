@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from index._util import byte_budget
 from index._util.byte_budget import ByteBudget, QueueFull
 
 
@@ -96,3 +97,51 @@ def test_number_of_holders_is_limited_whatever_they_need() -> None:
     for thread in threads:
         thread.join(10)
     assert len(entered) == 4
+
+
+def test_small_ones_do_not_wait_for_large_ones() -> None:
+    budget, entered = ByteBudget(100, max_holders=2, small=5), list[int]()
+    leave_large, leave_small = threading.Event(), threading.Event()
+    threads = [start(budget, 60, entered, leave_large) for _ in range(3)]
+    assert entered == [60], "a second large one would take the last place"
+    threads.append(start(budget, 5, entered, leave_small))
+    assert entered == [60, 5]
+    threads += [start(budget, count, entered, leave_small) for count in (4, 3)]
+    assert entered == [60, 5, 4], "both places of small ones are taken"
+    leave_small.set()
+    time.sleep(0.05)
+    assert entered == [60, 5, 4, 3]
+    leave_large.set()
+    for thread in threads:
+        thread.join(10)
+    assert entered == [60, 5, 4, 3, 60, 60]
+
+
+def test_a_large_one_that_fits_next_to_small_ones_never_stops_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(byte_budget, "_OVERTAKE_SECONDS", 0.0)
+    budget, entered, leave = ByteBudget(100, max_holders=2, small=5), list[int](), threading.Event()
+    threads = [start(budget, count, entered, leave) for count in (90, 90, 5)]
+    assert entered == [90, 5], "although the second large one has waited for long"
+    leave.set()
+    for thread in threads:
+        thread.join(10)
+
+
+def test_a_large_one_is_not_overtaken_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(byte_budget, "_OVERTAKE_SECONDS", 0.2)
+    budget, entered = ByteBudget(100, max_holders=4, small=30), list[int]()
+    leaving = [threading.Event() for _ in range(4)]
+    threads = [start(budget, 30, entered, leaving[0]), start(budget, 90, entered, leaving[1])]
+    threads.append(start(budget, 29, entered, leaving[2]))
+    assert entered == [30, 29], "the large one has not waited long"
+    time.sleep(0.3)
+    threads.append(start(budget, 28, entered, leaving[3]))
+    leaving[0].set()
+    leaving[2].set()
+    time.sleep(0.05)
+    assert entered == [30, 29, 90], "now it is its turn"
+    leaving[1].set()
+    leaving[3].set()
+    for thread in threads:
+        thread.join(10)
+    assert entered == [30, 29, 90, 28]

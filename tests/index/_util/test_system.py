@@ -1,5 +1,7 @@
 """Tests of cores and memory under container limits, of locks and of process checks."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -9,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from index._util.system import exclusive_lock, is_running, memory_limit, usable_cores
+from index._util.system import (
+    LockError,
+    exclusive_lock,
+    exclusive_lock_if_free,
+    is_running,
+    memory_limit,
+    usable_cores,
+)
 
 MEMORY = 2**34
 PAGE = 4096
@@ -69,9 +78,14 @@ def test_this_process_may_use_at_least_one_core() -> None:
           "sys/fs/cgroup/pod/memory.max": f"{2**30}\n"}, 2**30),
         ({"sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2**28}\n"}, 2**28),
         ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, MEMORY),
+        ({"proc/self/cgroup": "7:memory:/shop/box\n3:cpu,cpuacct:/\n0::/\n",
+          "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+          "sys/fs/cgroup/memory/shop/box/memory.limit_in_bytes": f"{2**29}\n"}, 2**29),
+        ({"proc/self/cgroup": "7:memory:/docker/abc\n",
+          "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{2**28}\n"}, 2**28),
     ],
     ids=["none", "unlimited", "128 MiB", "more than the machine has", "a parent's limit", "version 1",
-         "version 1, unlimited"],
+         "version 1, unlimited", "version 1, a group", "version 1, within a container"],
 )  # fmt: skip
 def test_memory_limit_is_that_of_the_container_or_the_machine(machine: Path, files: dict[str, str], limit: int) -> None:
     write(machine, files)
@@ -113,6 +127,25 @@ def test_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
     process.stdout.close()
     with exclusive_lock(tmp_path):
         assert not is_running(process.pid)
+
+
+def test_locks_that_do_not_work_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = exclusive_lock(tmp_path / "missing" / "file")
+    with pytest.raises(LockError, match=r"file cannot be opened: No such file .* Make its folder"), missing:
+        pass
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    lock = exclusive_lock_if_free(tmp_path / "file")
+    with pytest.raises(LockError, match=r"file cannot be locked: No locks available\. Use a local disk"), lock:
+        pass
+
+
+def test_a_lock_that_another_holds_is_not_waited_for(tmp_path: Path) -> None:
+    with exclusive_lock_if_free(tmp_path / "file") as first, exclusive_lock_if_free(tmp_path / "file") as second:
+        assert (first, second) == (True, False)
 
 
 def raises(error: type[OSError]) -> Callable[[int, int], None]:

@@ -70,6 +70,38 @@ def test_stats_show_what_searches_reflect(output: Output, gallery: Path) -> None
     assert lines["quality"] == "exact, recall@10 1 (target 0.98)"
 
 
+def test_stats_show_images_that_no_search_finds(output: Output, gallery: Path) -> None:
+    with open_gallery(gallery) as opened:
+        opened.upsert([entry(99)], "c" * 16)
+    lines = dict(line.split(maxsplit=1) for line in output("stats", gallery).splitlines())
+    assert lines["images"] == "49; 2 of them have no vector of the bundle and are not found"
+    assert json.loads(output("stats", gallery, "--json"))["unsearchable"] == 2
+
+
+def test_stats_list_every_bundle_and_a_kept_one_can_be_activated(output: Output, run: Run, gallery: Path) -> None:
+    other = "c" * 16
+    with open_gallery(gallery) as opened:
+        opened.upsert([entry(99)], other)
+    lines = dict(line.split(maxsplit=1) for line in output("stats", gallery).splitlines())
+    assert (lines["active"], lines["unused"]) == (f"{BUNDLE}: 47 vectors", f"{other}: 2 vectors")
+    refused = run("drop", gallery, BUNDLE)
+    assert refused.returncode == 1 and "lookalike gallery activate" in refused.stderr
+    ended = run("activate", gallery, other)
+    assert (ended.returncode, ended.stdout) == (0, f"Bundle {other} is active.\n")
+    assert "47 images have no vector of it" in ended.stderr
+    lines = dict(line.split(maxsplit=1) for line in output("stats", gallery).splitlines())
+    assert (lines["active"], lines["previous"]) == (f"{other}: 2 vectors", f"{BUNDLE}: 47 vectors")
+
+
+def test_a_rollback_reports_the_images_that_it_loses(run: Run, gallery: Path) -> None:
+    with open_gallery(gallery) as opened:
+        opened.upsert([entry(99)], "c" * 16)
+        opened.activate("c" * 16)
+    ended = run("rollback", gallery)
+    assert ended.returncode == 0 and f"Bundle {BUNDLE} is active again" in ended.stdout
+    assert "2 images that were added since have no vector of it" in ended.stderr and "send them again" in ended.stderr
+
+
 def test_stats_as_json_have_every_field(output: Output, gallery: Path) -> None:
     found = json.loads(output("stats", gallery, "--json"))
     with open_gallery(gallery) as opened:
@@ -77,6 +109,8 @@ def test_stats_as_json_have_every_field(output: Output, gallery: Path) -> None:
     (generation,) = (gallery / "generations").iterdir()
     assert found.pop("store_bytes") >= (gallery / "catalogue.sqlite").stat().st_size
     del expected["store_bytes"]
+    (bundle,) = found.pop("bundles")
+    assert (bundle["id"], bundle["state"], bundle["vectors"]) == (BUNDLE, "active", 47)
     assert found == expected
     index = found["index"]
     assert index["bytes"] == sum(file.stat().st_size for file in generation.iterdir())
@@ -96,7 +130,7 @@ def test_compaction_prints_the_new_generation(output: Output, gallery: Path) -> 
 
 def test_an_empty_gallery_is_reported(output: Output, tmp_path: Path) -> None:
     open_gallery(tmp_path / "gallery", create=True).close()
-    assert "none yet" in output("stats", tmp_path / "gallery")
+    assert "none active" in output("stats", tmp_path / "gallery")
     assert "nothing to compact" in output("compact", tmp_path / "gallery")
 
 

@@ -1,5 +1,6 @@
 """Tests of the bundle: it matches its card, or it is refused."""
 
+import errno
 import json
 import os
 import shutil
@@ -28,6 +29,19 @@ def test_id_depends_on_the_model_and_its_preprocessing(tmp_path: Path) -> None:
     other_model = Bundle.load(make_tiny_bundle(tmp_path / "d", grid=2)).id
     assert same[0] == same[1]
     assert len({same[0], other_rule, other_model}) == 3
+
+
+def test_a_bundle_that_cannot_be_read_is_not_reported_as_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tiny_bundle(tmp_path)
+
+    def refuse(path: Path) -> str:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("index.embedding.bundle.file_digest", refuse)
+    with pytest.raises(BundleError, match=r"cannot be read: Too many open files\. Check .*ulimit"):
+        Bundle.load(tmp_path)
 
 
 def test_model_with_a_changed_byte_is_refused(tmp_path: Path) -> None:

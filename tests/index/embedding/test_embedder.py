@@ -210,7 +210,7 @@ def test_evaluation_ingestion_and_http_compute_the_same_vector(
     np.testing.assert_allclose(ingested, evaluated, atol=1e-3)  # stored in half precision
 
     with serving(Settings(gallery=tmp_path / "gallery", bundle=bundle.directory, threads=1)) as client:
-        response: httpx.Response = client.post("/v1/search?top=1", files={"image": photo.read_bytes()})
+        response: httpx.Response = client.post("/v1/search?limit=1", files={"image": photo.read_bytes()})
     best = response.json()["items"][0]
     assert (best["id"], best["image"]["id"]) == ("ball-magenta", "magenta-1.jpg")
     assert best["score"] == pytest.approx(1, abs=1e-3)

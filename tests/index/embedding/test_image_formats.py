@@ -34,7 +34,12 @@ def encode(kind: str, size: tuple[int, int] = (40, 20), mode: str = "RGB", **opt
         (b"\0\0\0\x1cftypavif\0\0\0\0mif1avifmiaf", "AVIF"),
         (b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom", None),
         (b"\xef\xbb\xbf<?xml version='1.0'?>\n<!-- a -->\n<svg xmlns='x'/>", "SVG"),
+        (b"  <!DOCTYPE svg><!-- <svg> --><!----> <svg>", "SVG"),
         (b"<svg/>", None),
+        (b"<!-- <svg> ", None),
+        # Each would occupy a process for minutes, or for years, if it were matched by backtracking.
+        pytest.param(b" " * 4096, None, id="spaces"),
+        pytest.param(b"<!---->" * 500, None, id="comments"),
         (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
         (b"hello", None),
         (b"", None),
@@ -93,3 +98,8 @@ def test_parts_are_counted_up_to_the_limit_in_little_time() -> None:
     assert count_parts(encode("GIF", mode="L"), "GIF") < 5
     assert jpeg_structure(b"\xff\xd8" + b"\xff\xe1\0\2" * 3_000_000).parts == MAX_PARTS + 1
     assert time.perf_counter() - started < 2
+
+
+@pytest.mark.parametrize("start", [b"\xff\xd8", b"\xff\xd8\xff\xda\0\2"])
+def test_fill_bytes_of_a_jpeg_are_read_once(start: bytes) -> None:
+    assert jpeg_structure(start + b"\xff" * 5_000_000 + b"\0\xff\xda").scans == start.count(b"\xda") + 1

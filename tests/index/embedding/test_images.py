@@ -3,6 +3,7 @@
 import io
 import random
 import struct
+import tracemalloc
 import zlib
 from importlib.util import find_spec
 from pathlib import Path
@@ -210,6 +211,18 @@ def test_photo_with_damaged_exif_data_is_decoded_as_stored(exif: bytes) -> None:
     assert image.size == (40, 20) and close_to(image, (3, 10), RED)
 
 
+def test_orientation_in_enormous_exif_data_is_not_read() -> None:
+    # The orientation is a list of numbers, each of which would become a Python object.
+    tag = struct.pack(">HHII", 0x0112, 3, 1_000_000, 26) + bytes(4)
+    exif = b"MM\0*\0\0\0\x08\0\1" + tag + struct.pack(">H", 6) * 1_000_000
+    tracemalloc.start()
+    image = decode(encode(halves(), "PNG", exif=exif))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert image.size == (40, 20)
+    assert peak < 5 * len(exif)
+
+
 def png_header(width: int, height: int) -> bytes:
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return PNG_MAGIC + chunk(b"IHDR", header) + struct.pack(">I", 1000) + b"IDAT"
@@ -322,10 +335,11 @@ def test_fuzzed_file_is_decoded_or_raises_an_image_error(kind: str) -> None:
     assert 0 < refused < 3000, "the damage must lead to both outcomes"
 
 
-def noisy(width: int, height: int) -> Image.Image:
-    """Returns an image of shapes and noise: detail that a reduced scale would lose."""
+def noisy(width: int, height: int, grain: int = 4) -> Image.Image:
+    """Returns an image of shapes and noise: detail that a reduced scale would lose, unless the grain is coarser."""
     rng = np.random.default_rng(width)
-    image = Image.fromarray(rng.integers(90, 160, (height // 4, width // 4, 3), dtype=np.uint8)).resize((width, height))
+    shape = (height // grain, width // grain, 3)
+    image = Image.fromarray(rng.integers(90, 160, shape, dtype=np.uint8)).resize((width, height))
     draw = ImageDraw.Draw(image)
     for _ in range(60):
         x, y, across, down = (int(rng.integers(20, high)) for high in (width, height, 400, 400))
@@ -387,7 +401,9 @@ def encode_rotated(image: Image.Image, orientation: int, kind: str) -> bytes:
     return encode(stored, kind, exif=exif, **({"quality": 95} if kind == "JPEG" else {}))
 
 
-LARGE = noisy(1307, 1291)
+# A grain of 16 pixels survives a scale of 1/8, so that a difference means a wrong place rather than another filter:
+# a part that is off by a quarter of a reduced pixel differs by 1.4.
+LARGE = noisy(1307, 1291, grain=16)
 
 
 @settings(max_examples=60, deadline=None)
@@ -478,3 +494,31 @@ def test_thumbnail_is_small_and_keeps_the_proportions() -> None:
 
 def test_equal_bytes_have_equal_digests() -> None:
     assert digest(b"a") == digest(b"a") != digest(b"b")
+
+
+def test_a_padded_photo_keeps_its_outermost_pixels_and_is_white_beside_them() -> None:
+    tall = Image.new("RGB", (30, 60), "blue")
+    tall.paste("red", (0, 0, 30, 6))
+    tall.paste("red", (0, 54, 30, 60))
+    rule = Preprocessing(resize=24, input_size=20, fit="pad")
+    pixels = load_pixels(encode(tall, "PNG"), rule)
+    assert pixels.shape == (20, 20, 3)
+    assert (pixels[:, :5] == 255).all() and (pixels[:, 15:] == 255).all(), "half as wide as high"
+    assert pixels[0, 10].tolist() == [255, 0, 0] == pixels[19, 10].tolist(), "a centre crop would lose both ends"
+    assert pixels[10, 10].tolist() == [0, 0, 255]
+    cropped = load_pixels(encode(tall, "PNG"), Preprocessing(resize=24, input_size=20))
+    assert not (cropped == [255, 0, 0]).all(axis=2).any()
+
+
+@pytest.mark.parametrize("size", [(1, 500), (500, 1), (7, 7), (640, 480)])
+def test_padding_accepts_every_shape(size: tuple[int, int]) -> None:
+    pixels = Preprocessing(resize=24, input_size=20, fit="pad").apply(Image.new("RGB", size, "blue"))
+    assert pixels.shape == (20, 20, 3)
+    assert (pixels == [0, 0, 255]).all(axis=2).sum() == max(1, round(20 * min(size) / max(size))) * 20
+
+
+def test_a_large_jpeg_is_padded_from_a_reduced_scale() -> None:
+    photo = noisy(1600, 900, grain=16)
+    rule = Preprocessing(resize=80, input_size=64, fit="pad")
+    reduced = load_pixels(encode(photo, "JPEG", quality=95), rule).astype(int)
+    assert np.abs(reduced - rule.apply(photo)).mean() < 1.4

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from index.embedding.bundle import Bundle
 from index.errors import LookalikeError
-from index.gallery.errors import IndexDamaged, JobMissing, JobRunning, StoreError, VersionConflict
+from index.gallery.errors import (
+    IndexDamaged,
+    JobMissing,
+    JobRunning,
+    StoreError,
+    TooManyAttributes,
+    TooManyImages,
+    VersionConflict,
+)
 from index.gallery.filters import Filter
 from index.gallery.jobs import Job
 from index.gallery.store.base import BundleRow, Changes, FullImageRow, Head, ImageRecord, ImageRow
@@ -31,6 +39,7 @@ from index.gallery.types import (
     no_progress,
 )
 from index.gallery.vectors.base import Positions, Queries, Results
+from index.items import MAX_ATTRIBUTE_NAMES, MAX_IMAGES_PER_ITEM
 from index.jobs import JobRecord
 
 
@@ -103,17 +112,21 @@ class MemoryStore:
         *,
         expected: Mapping[str, int | None] | None = None,
         without: Mapping[str, Iterable[str]] | None = None,
+        activate_first: bool = True,
     ) -> int:
         with self._transaction() as draft:
             _check(draft, expected or {})
             before = _contents(draft)
-            for item, images in entries:
-                _store_item(draft, item)
-                for image in images:
-                    _store_image(draft, item.id, image, bundle_id)
             for item_id, image_ids in (without or {}).items():
                 for image_id in image_ids:
                     _remove_image(draft, item_id, image_id)
+            for item, images in entries:
+                _store_item(draft, item)
+                held = {name for owner, name, _ in draft.images.values() if owner == item.id}
+                for image in images:
+                    bundle = _store_image(draft, item.id, image, bundle_id)
+                    draft.active = draft.active or (bundle if activate_first else None)
+                _check_limits(draft, item, [image.id for image in images if image.id not in held], len(held))
             if _contents(draft) != before:
                 draft.revision += 1
         return self.data.revision
@@ -144,10 +157,13 @@ class MemoryStore:
     def drop_bundle(self, bundle: BundleRow) -> None:
         with self._transaction() as draft:
             if draft.active == bundle.key:
-                raise LookalikeError(f"Bundle {bundle.id} is active.", "Activate another one first.")
+                raise LookalikeError(
+                    f"Bundle {bundle.id} is active.", "Activate another one first: lookalike gallery activate."
+                )
             if draft.previous == bundle.key:
                 draft.previous = None
             del draft.bundles[bundle.key]
+            draft.copies.pop(bundle.id, None)
             draft.vectors = {key: value for key, value in draft.vectors.items() if key[0] != bundle.key}
 
     def keep_bundle(self, bundle: Bundle) -> None:
@@ -159,11 +175,27 @@ class MemoryStore:
     def load_bundle(self, bundle_id: str) -> Bundle:
         return self.data.copies[bundle_id]
 
+    @property
+    def is_read_only(self) -> bool:
+        return False
+
     def problems(self) -> list[str]:
         return []
 
+    def lost_writes(self) -> list[str]:
+        return []
+
+    def check(self) -> None:
+        pass
+
+    def checkpoint(self, *, idle: bool) -> None:
+        pass
+
     def files(self, folder: Path) -> dict[str, Path]:
         raise LookalikeError("A gallery in memory has no files.")
+
+    def probe(self) -> None:
+        pass
 
     def size(self) -> int:
         return 0
@@ -194,7 +226,7 @@ class MemoryStore:
     def bundles(self) -> list[BundleRow]:
         return list(self.data.bundles.values())
 
-    def changes(self, bundle: int, since: int) -> Changes:
+    def changes(self, bundle: int, since: int, limit: int | None = None) -> Changes:
         rows = [row for row in self._rows(bundle) if self.data.vectors[bundle, row.key][0] > since]
         owners = {row.item for row in rows}
         items = {key: item for key, item, version in self.data.items.values() if version > since or key in owners}
@@ -228,9 +260,18 @@ class MemoryStore:
     def image_ids(self) -> Iterator[tuple[str, str]]:
         return iter(sorted((owner, name) for owner, name, _ in self.data.images.values()))
 
-    def images_without(self, bundle_id: str) -> int:
+    def images_without(self, bundle_id: str, *, through: int | None = None) -> int:
+        return sum(through is None or key <= through for key in self._without(bundle_id))
+
+    def image_ids_without(self, bundle_id: str) -> Iterator[tuple[str, str]]:
+        return (self.data.images[key][:2] for key in self._without(bundle_id))
+
+    def _without(self, bundle_id: str) -> list[int]:
         bundle = self.bundle(bundle_id)
-        return len(self.data.images) - (self.image_count(bundle.key) if bundle else 0)
+        return [key for key in sorted(self.data.images) if not bundle or (bundle.key, key) not in self.data.vectors]
+
+    def newest_image(self) -> int:
+        return max(self.data.images, default=0)
 
     def thumbnail(self, digest: str) -> bytes | None:
         is_used = any(digest == one for _, _, one in self.data.images.values())
@@ -249,6 +290,9 @@ class MemoryStore:
     def image_count(self, bundle: int) -> int:
         return len(self._rows(bundle))
 
+    def image_keys(self, bundle: int) -> NDArray[np.int64]:
+        return np.array([row.key for row in self._rows(bundle)], np.int64)
+
     def image_records(self, bundle: int) -> Iterator[ImageRecord]:
         return (ImageRecord(*row[:4], self.data.vectors[bundle, row.key][0]) for row in self._rows(bundle))
 
@@ -266,7 +310,7 @@ class MemoryStore:
 
 
 def _contents(data: MemoryData) -> object:
-    return (dict(data.items), dict(data.images), dict(data.vectors))
+    return (dict(data.items), dict(data.images), dict(data.vectors), data.active)
 
 
 def _check(data: MemoryData, expected: Mapping[str, int | None]) -> None:
@@ -281,12 +325,21 @@ def _store_item(data: MemoryData, item: Item) -> None:
         data.items[item.id] = (key or data.new_key(), item, data.revision + 1)
 
 
+def _check_limits(data: MemoryData, item: Item, new: list[str], held: int) -> None:
+    if (count := held + len(new)) > MAX_IMAGES_PER_ITEM and new:
+        raise TooManyImages(item.id, count, new[MAX_IMAGES_PER_ITEM - count :])
+    if len({name for _, one, _ in data.items.values() for name in one.attributes}) > MAX_ATTRIBUTE_NAMES:
+        others = {name for _, one, _ in data.items.values() if one.id != item.id for name in one.attributes}
+        raise TooManyAttributes(item.id, min(item.attributes.keys() - others))
+
+
 def _touch(data: MemoryData, item_id: str) -> None:
     key, item, _ = data.items[item_id]
     data.items[item_id] = (key, item, data.revision + 1)
 
 
-def _store_image(data: MemoryData, item_id: str, image: NewImage, bundle_id: str) -> None:
+def _store_image(data: MemoryData, item_id: str, image: NewImage, bundle_id: str) -> int:
+    """Returns the key of the bundle."""
     bundle = next((row for row in data.bundles.values() if row.id == bundle_id), None)
     shape = np.shape(image.vector)
     storable = (np.abs(image.vector) <= np.finfo(np.float16).max).all()
@@ -297,7 +350,6 @@ def _store_image(data: MemoryData, item_id: str, image: NewImage, bundle_id: str
     if bundle is None:
         bundle = BundleRow(data.new_key(), bundle_id, shape[0], None, 0)
         data.bundles[bundle.key] = bundle
-        data.active = data.active or bundle.key
     key = next((key for key, (owner, name, _) in data.images.items() if (owner, name) == (item_id, image.id)), None)
     if key is not None and data.images[key][2] != image.digest:
         _remove_image(data, item_id, image.id)
@@ -310,6 +362,7 @@ def _store_image(data: MemoryData, item_id: str, image: NewImage, bundle_id: str
     vector = np.asarray(image.vector, "<f2").tobytes()
     if (bundle.key, key) not in data.vectors or data.vectors[bundle.key, key][1] != vector:
         data.vectors[bundle.key, key] = (data.revision + 1, vector)
+    return bundle.key
 
 
 def _remove_image(data: MemoryData, item_id: str, image_id: str) -> None:
@@ -365,6 +418,9 @@ class MemoryJobs:
 
     def release(self) -> None:
         pass
+
+    def newest_revision(self) -> int:
+        return max((record.revision or 0 for record in self._data.jobs), default=0)
 
     def problems(self) -> list[str]:
         return []
@@ -428,8 +484,10 @@ class MemoryBuiltIndex:
     def segment(self, filter: Filter | None) -> MemorySegment:
         return MemorySegment([pair for pair in self.rows if filter is None or filter.matches(pair[1].attributes)])
 
-    def facets(self, count: int) -> list[Facet]:
-        return []
+    def facets(
+        self, count: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""
+    ) -> Iterator[Facet]:
+        return iter(())
 
     def is_due(self, pending: int) -> bool:
         return False
@@ -477,6 +535,9 @@ class MemoryIndex:
 
     def is_building(self) -> bool:
         return False
+
+    def newest_revision(self) -> int:
+        return max((built.revision for built in self._store.data.built.values()), default=0)
 
     def clean(self) -> None:
         named = {bundle.index_name for bundle in self._store.bundles()}

@@ -112,7 +112,7 @@ def test_a_snapshot_without_a_generation_is_restored_and_searched_exactly(galler
 
 def test_a_snapshot_has_the_vectors_of_all_bundles_and_the_active_generation(gallery: Path, tmp_path: Path) -> None:
     opened = open_gallery(gallery)
-    opened.upsert([entry(number) for number in range(3)], "c" * 16)
+    opened.upsert([entry(number) for number in range(24)], "c" * 16)
     active = opened.prepare("c" * 16).name
     opened.activate("c" * 16)
     opened.close()

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 
 from index.gallery import Gallery, open_gallery
+from index.gallery.errors import TooManyImages
 from index.gallery.store.base import BundleRow
 from index.gallery.types import Item
 from index.gallery.vectors.base import BuiltIndex
+from index.items import MAX_IMAGES_PER_ITEM
 
 from .reference import BUNDLE, TOLERANCE, ReferenceGallery, Vector, photo, unit
 from .writer_process import DIMENSION, ITEMS_PER_WRITER, WRITERS, describe_hits, run_writer_process, write
@@ -53,6 +56,21 @@ def test_a_write_is_visible_to_the_next_search_of_another_process(tmp_path: Path
             if number % 10 == 9:
                 mine.compact(rebuild=number % 20 == 9)
     mine.close()
+
+
+def test_two_writers_do_not_exceed_the_limit_of_images_together(tmp_path: Path) -> None:
+    def add(writer: int) -> None:
+        with open_gallery(tmp_path / "gallery") as gallery:
+            for number in range(0, 300, 10):
+                images = [photo(f"{writer}-{view}", unit(writer, view, 1)) for view in range(number, number + 10)]
+                with suppress(TooManyImages):
+                    gallery.upsert([(Item(id="crate"), images)], BUNDLE)
+
+    open_gallery(tmp_path / "gallery", create=True).close()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(add, (1, 2)))
+    with open_gallery(tmp_path / "gallery") as gallery:
+        assert MAX_IMAGES_PER_ITEM - 10 < gallery.stats().images <= MAX_IMAGES_PER_ITEM
 
 
 def test_processes_that_create_and_fill_a_gallery_concurrently_lose_no_write(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Kills and full disks: no acknowledged write is lost, and searches continue."""
 
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +11,15 @@ from random import Random
 import numpy as np
 import pytest
 
+from index.embedding.bundle import Bundle
 from index.errors import LookalikeError
-from index.gallery import Gallery, open_gallery
+from index.gallery import Gallery, open_gallery, restore_gallery, verify_gallery
 from index.gallery.types import Item
 from tests.support.disk import files_up_to
+from tests.support.filled_gallery import fill
+from tests.support.tiny_bundle import make_tiny_bundle
 
-from .reference import BUNDLE, ReferenceGallery, make_entries, photo, unit
+from .reference import BUNDLE, ReferenceGallery, make_entries, photo, unit, wait_until
 from .writer_process import DIMENSION, run_writer_process, write
 
 KILLS = 50
@@ -127,6 +133,82 @@ def test_a_killed_compaction_changes_nothing(tmp_path: Path, exact_up_to: int) -
     check_searches(gallery, reference, seed % 2**32, dimension=8)
     assert contents(gallery) == reference_contents(reference)
     gallery.close()
+
+
+KILLED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from index.embedding.bundle import Bundle
+from index.gallery import backup, open_gallery, restore_gallery
+
+def kill(*arguments, **options):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+gallery, target = Path(sys.argv[2]), Path(sys.argv[3])
+if sys.argv[1] == "snapshot":
+    backup._write = kill
+    open_gallery(gallery).snapshot(target)
+if sys.argv[1] == "restore":
+    backup._forget_missing_indexes = kill
+    restore_gallery(gallery, target)
+shutil.copyfile = kill
+Bundle.load(gallery).copy_to(target)
+"""
+
+
+def run_killed(work: str, source: Path, target: Path) -> None:
+    """Runs some work in a process that is killed in the middle, and checks that it left something."""
+    killed = subprocess.run([sys.executable, "-c", KILLED, work, str(source), str(target)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert any(path.name.startswith(f".{target.name}.") for path in target.parent.iterdir())
+
+
+def test_what_killed_copies_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    directory, bundle, out = fill(tmp_path / "gallery"), make_tiny_bundle(tmp_path / "bundle"), tmp_path / "out"
+    out.mkdir()
+    run_killed("snapshot", directory, out / "monday.tar")
+    with open_gallery(directory) as gallery:
+        gallery.snapshot(out / "tuesday.tar")
+    assert [path.name for path in out.iterdir()] == ["tuesday.tar"]
+    run_killed("restore", out / "tuesday.tar", out / "monday")
+    restore_gallery(out / "tuesday.tar", out / "tuesday")
+    run_killed("copy", bundle, out / "first")
+    Bundle.load(bundle).copy_to(out / "second")
+    assert sorted(path.name for path in out.iterdir()) == ["second", "tuesday", "tuesday.tar"]
+    assert verify_gallery(out / "tuesday") == []
+
+
+SEARCH_TRUNCATED = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from index.gallery import open_gallery
+
+gallery = open_gallery(sys.argv[1])
+query = np.eye(8, dtype=np.float32)[:1]
+assert gallery.search(query, bundle_id="b" * 16).hits[0]
+for file in Path(sys.argv[1]).glob("generations/*/index.faiss"):
+    os.truncate(file, 0)
+gallery.search(query, bundle_id="b" * 16)
+"""
+
+
+def test_a_process_that_a_truncated_index_ended_recovers_when_it_is_started_again(tmp_path: Path) -> None:
+    directory = tmp_path / "gallery"
+    entries = make_entries(600)
+    reference = ReferenceGallery(entries)
+    with open_gallery(directory, create=True) as gallery:
+        gallery.upsert(entries, BUNDLE)
+        gallery.compact()
+    ended = subprocess.run([sys.executable, "-c", SEARCH_TRUNCATED, str(directory)], check=False)
+    assert ended.returncode == -signal.SIGBUS
+    [fault] = verify_gallery(directory)
+    assert "differs from what was written" in fault.problem and "gallery compact" in fault.remedy
+    with open_gallery(directory, maintain=True) as gallery:
+        check_searches(gallery, reference, 1, dimension=8)
+        wait_until(lambda: index_name(gallery) is not None)
+        check_searches(gallery, reference, 2, dimension=8)
+    assert verify_gallery(directory) == []
 
 
 @pytest.fixture

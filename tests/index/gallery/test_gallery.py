@@ -5,9 +5,10 @@ import pytest
 
 from index.errors import LookalikeError
 from index.gallery import BuildReport, Gallery
-from index.gallery.errors import BundleMismatch, VersionConflict
+from index.gallery.errors import BundleMismatch, TooManyAttributes, TooManyImages, VersionConflict
 from index.gallery.filters import Filter
 from index.gallery.types import Item, NewImage, Progress
+from index.items import MAX_ATTRIBUTE_NAMES, MAX_IMAGES_PER_ITEM
 
 from .conftest import OpenEngine
 from .reference import BUNDLE, MUG, OTHER_BUNDLE, SHOE, TRIO, Shop, Vector, photo, search_ids, unit
@@ -97,6 +98,49 @@ def test_images_are_added_and_removed_in_one_revision(trio: Gallery) -> None:
     with pytest.raises(VersionConflict):
         trio.upsert([(SHOE, [])], BUNDLE, expected={"shoe": before}, without={"shoe": ["sole"]})
     assert trio.digests("shoe", BUNDLE) == {"sole": f"{9:064x}"}
+
+
+def views(start: int, stop: int) -> list[NewImage]:
+    return [photo(f"view-{number}", unit(1, number, 0)) for number in range(start, stop)]
+
+
+def test_an_item_has_a_limited_number_of_images(trio: Gallery) -> None:
+    revision = trio.upsert([(SHOE, views(0, MAX_IMAGES_PER_ITEM - 2))], BUNDLE)
+    with pytest.raises(TooManyImages, match=r"'shoe' would have 258 images; the limit is 256. Remove") as error:
+        trio.upsert([(MUG, views(0, 1)), (SHOE, views(10, MAX_IMAGES_PER_ITEM))], BUNDLE)
+    assert (error.value.item_id, error.value.image_ids) == ("shoe", frozenset({"view-254", "view-255"}))
+    assert trio.stats().revision == revision and list(trio.digests("mug", BUNDLE)) == ["front"], "nothing was written"
+    assert trio.upsert([(SHOE, [photo("left", unit(0, 0, 1), 9)])], BUNDLE) > revision, "an image may be replaced"
+    trio.upsert([(SHOE, views(300, 310))], BUNDLE, without={"shoe": [f"view-{number}" for number in range(10)]})
+    assert len(trio.digests("shoe", BUNDLE)) == MAX_IMAGES_PER_ITEM
+    with pytest.raises(TooManyImages):
+        trio.upsert([(SHOE, views(400, 401))], BUNDLE)
+    trio.upsert([(Item(id="crate"), views(0, MAX_IMAGES_PER_ITEM))], BUNDLE)
+    assert len(trio.search_item("crate").hits[0]) == 3
+
+
+def test_a_gallery_has_a_limited_number_of_attribute_names(trio: Gallery) -> None:
+    def item(number: int, first: int, count: int = 250) -> tuple[Item, list[NewImage]]:
+        return Item(id=f"item-{number}", attributes={f"name-{name:05}": 1 for name in range(first, first + count)}), []
+
+    full = [item(number, 250 * number) for number in range(MAX_ATTRIBUTE_NAMES // 250)]
+    with pytest.raises(TooManyAttributes, match=r"'item-39' has the new attribute 'name-09750'.*has 10,000 already"):
+        trio.upsert(full, BUNDLE)  # the mug has the attribute `price`
+    trio.upsert([(Item(id="mug"), [])], BUNDLE)
+    revision = trio.upsert(full, BUNDLE)
+    with pytest.raises(TooManyAttributes) as error:
+        trio.upsert([(Item(id="bag", title="A bag"), []), (MUG, [])], BUNDLE)
+    assert (error.value.item_id, error.value.image_ids) == ("mug", frozenset())
+    assert trio.stats().revision == revision, "nothing was written"
+    trio.upsert([item(99, 0)], BUNDLE)  # no new name
+    trio.upsert([item(5, 5 * 250 + 1, 249)], BUNDLE)  # one name fewer
+    trio.upsert([(MUG, [])], BUNDLE)
+    with pytest.raises(TooManyAttributes):
+        trio.upsert([item(100, 20_000, 1)], BUNDLE)
+    trio.delete(["item-0", "item-7"])
+    trio.upsert([item(100, 20_000)], BUNDLE)
+    with pytest.raises(TooManyAttributes):
+        trio.upsert([item(101, 30_000, 1)], BUNDLE)
 
 
 def test_an_item_without_images_is_stored_but_not_found(gallery: Gallery) -> None:
@@ -254,6 +298,22 @@ def test_the_previous_bundle_stays_searchable_and_follows_deletions(trio: Galler
     assert search_ids(reader, 1, 0, 0) == ["mug", "shoe"]
 
 
+def test_a_first_bundle_is_active_after_a_write_unless_it_is_prepared(gallery: Gallery) -> None:
+    entry = (MUG, [photo("front", unit(0, 1), 1)])
+    gallery.upsert([entry], BUNDLE, activate_first=False)
+    assert gallery.active_bundle() is None and gallery.stats().bundle_id is None
+    assert gallery.search(unit(0, 1)[None], bundle_id=BUNDLE).hits == [[]]
+    assert [(bundle.id, bundle.state, bundle.vectors) for bundle in gallery.bundles()] == [(BUNDLE, "unused", 1)]
+    assert [hit.item.id for hit in gallery.search(unit(0, 1)[None], bundle_id=BUNDLE, rehearsal=True).hits[0]] == [
+        "mug"
+    ]
+    gallery.upsert([(SHOE, [])], OTHER_BUNDLE)
+    assert gallery.active_bundle() is None, "an item without images has no bundle"
+    gallery.upsert([(SHOE, [photo("left", unit(1, 0), 2)])], BUNDLE)
+    assert gallery.active_bundle() == BUNDLE
+    assert [hit.item.id for hit in gallery.search(unit(0, 1)[None], bundle_id=BUNDLE).hits[0]] == ["mug", "shoe"]
+
+
 def test_a_bundle_without_vectors_cannot_be_activated(trio: Gallery) -> None:
     with pytest.raises(LookalikeError, match=r"no vectors of bundle c.*lookalike reindex"):
         trio.activate(OTHER_BUNDLE)
@@ -318,9 +378,49 @@ def test_a_changed_photo_drops_the_vectors_of_every_bundle(trio: Gallery) -> Non
     assert trio.digests("mug", BUNDLE) == {"front": f"{99:064x}"}
 
 
+# Images without a vector
+
+
+def test_images_without_a_vector_of_the_active_bundle_are_counted(trio: Gallery) -> None:
+    images = trio.stats().images
+    assert trio.stats().unsearchable == 0
+    newest = []
+    for name in ("lamp", "sofa"):
+        newest.append(trio.newest_image())
+        trio.upsert([(Item(id=name), [photo("front", unit(1, 0))])], OTHER_BUNDLE)
+    assert trio.stats().unsearchable == trio.images_without(BUNDLE) == 2
+    assert [trio.images_without(BUNDLE, through=key) for key in (*newest, trio.newest_image())] == [0, 1, 2]
+    assert trio.images_without(OTHER_BUNDLE, through=newest[0]) == trio.images_without(OTHER_BUNDLE) == images
+    trio.activate(OTHER_BUNDLE)
+    assert trio.stats().unsearchable == images
+
+
+def test_an_empty_gallery_has_no_images_without_a_vector(gallery: Gallery) -> None:
+    assert (gallery.stats().unsearchable, gallery.newest_image()) == (0, 0)
+
+
 # Verification
+
+
+def test_verification_reports_images_that_no_search_finds(trio: Gallery) -> None:
+    trio.upsert([(Item(id="lamp"), [photo("on", unit(1, 0)), photo("off", unit(0, 1))])], OTHER_BUNDLE)
+    (fault,) = trio.verify()
+    assert fault.problem == (
+        "2 images have no vector of the active bundle, so no search finds them: lamp/on, lamp/off."
+    )
+    assert f"with bundle {BUNDLE}" in fault.remedy and "send them again" in fault.remedy
 
 
 def test_verification_finds_no_fault_in_a_gallery_in_use(shop: Shop) -> None:
     shop.gallery.delete(["item-00003"])
     assert shop.gallery.verify() == []
+
+
+def test_a_gallery_that_can_be_searched_passes_its_check(trio: Gallery) -> None:
+    trio.check(BUNDLE)
+    with pytest.raises(BundleMismatch):
+        trio.check("c" * 16)
+
+
+def test_an_empty_gallery_passes_its_check(gallery: Gallery) -> None:
+    gallery.check(BUNDLE)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from index.gallery import Gallery, open_gallery
+from index.gallery.settings import GallerySettings
 from index.gallery.types import Item, NewImage
 
 from .reference import BUNDLE, index_stats, make_entries, photo, unit, wait_until
@@ -26,11 +27,11 @@ def maintained(tmp_path: Path) -> Iterator[Gallery]:
 
 
 def make_items(name: str) -> list[tuple[Item, list[NewImage]]]:
-    """Returns 7 items with 2,100 images, which is more than `min_pending`."""
+    """Returns 9 items with 2,250 images, which is more than `min_pending`."""
     draw = np.random.default_rng(len(name))
     return [
-        (Item(id=f"{name}-{number}"), [photo(f"{view}", unit(*draw.normal(size=2))) for view in range(300)])
-        for number in range(7)
+        (Item(id=f"{name}-{number}"), [photo(f"{view}", unit(*draw.normal(size=2))) for view in range(250)])
+        for number in range(9)
     ]
 
 
@@ -74,6 +75,41 @@ def test_no_compaction_is_started_while_another_process_compacts(tmp_path: Path,
         assert started == []
 
 
+@pytest.mark.slow
+def test_a_maintained_gallery_follows_and_compacts_while_nobody_searches(tmp_path: Path) -> None:
+    settings = GallerySettings(follow_seconds=0.05)
+    with (
+        open_gallery(tmp_path / "gallery", create=True, maintain=True, settings=settings),
+        open_gallery(tmp_path / "gallery") as writer,
+    ):
+        writer.upsert(make_items("first"), BUNDLE)
+        wait_until(lambda: index_stats(writer).name is not None)
+
+
+def test_a_maintained_gallery_empties_the_log_when_nobody_writes(tmp_path: Path) -> None:
+    settings = GallerySettings(follow_seconds=0.02)
+    log = tmp_path / "gallery" / "catalogue.sqlite-wal"
+    with open_gallery(tmp_path / "gallery", create=True, maintain=True, settings=settings) as gallery:
+        for number in range(3):
+            gallery.upsert([(Item(id=f"mug-{number}"), [photo("front", unit(1, 2))])], BUNDLE)
+            assert log.stat().st_size > 0
+            wait_until(lambda: log.stat().st_size == 0)
+        assert gallery.stats().items == 3
+
+
+def test_a_maintained_gallery_notices_that_its_store_is_gone_and_that_it_is_back(tmp_path: Path) -> None:
+    store, moved = tmp_path / "gallery" / "catalogue.sqlite", tmp_path / "moved"
+    settings = GallerySettings(follow_seconds=0.02)
+    with open_gallery(tmp_path / "gallery", create=True, maintain=True, settings=settings) as gallery:
+        gallery.upsert([(Item(id="mug"), [photo("front", unit(1, 2))])], BUNDLE)
+        assert gallery.fault is None
+        store.rename(moved)
+        wait_until(lambda: gallery.fault is not None)
+        assert gallery.fault and "was deleted, replaced or cut" in gallery.fault.problem
+        moved.rename(store)
+        wait_until(lambda: gallery.fault is None)
+
+
 @pytest.mark.parametrize("missing", [False, True], ids=["damaged", "missing"])
 def test_a_maintained_gallery_rebuilds_a_damaged_or_missing_generation(tmp_path: Path, missing: bool) -> None:
     gallery = open_gallery(tmp_path / "gallery", create=True)
@@ -104,5 +140,5 @@ def test_a_search_neither_locks_nor_starts_a_process(tmp_path: Path) -> None:
             patch.setattr(subprocess, "Popen", refuse)
             patch.setattr(fcntl, "flock", refuse)
             for _ in range(20):
-                assert len(gallery.search(unit(1, 2)[None], bundle_id=BUNDLE).hits[0]) == 7
+                assert len(gallery.search(unit(1, 2)[None], bundle_id=BUNDLE).hits[0]) == 9
                 time.sleep(0.01)

@@ -60,7 +60,7 @@ min_scores = st.none() | st.sampled_from([-0.2, 0.0, 0.4, 1.0])
 class History(RuleBasedStateMachine):
     """Writes use one handle; searches use it and another one that stays open."""
 
-    settings = GallerySettings()
+    settings = GallerySettings(listed_removals=4)
     faiss_settings = FaissSettings()
 
     def __init__(self) -> None:
@@ -246,7 +246,7 @@ def test_a_gallery_in_memory_equals_the_reference() -> None:
 class ExtendedGraphs(FullHistory):
     """Graphs that are extended: dead positions stay, and the delta has many blocks."""
 
-    settings = GallerySettings(delta_block=1)
+    settings = GallerySettings(delta_block=1, listed_removals=2)
     # Graph searches cost nothing, so that graphs are used; so small a graph is complete and returns exact results.
     # Allow lists are masks of the index rather than copies.
     faiss_settings = FaissSettings(exact_up_to=4, graph_step_cost=1e-9, copied_up_to=2, max_dead_share=0.9)

@@ -199,7 +199,7 @@ def test_all_faults_are_reported_together(gallery: Path) -> None:
 def test_the_generation_of_the_previous_bundle_is_checked(gallery: Path) -> None:
     (old,) = (gallery / "generations").iterdir()
     opened = open_gallery(gallery)
-    opened.upsert([entry(number) for number in range(3)], "c" * 16)
+    opened.upsert([entry(number) for number in range(24)], "c" * 16)
     opened.activate("c" * 16)
     opened.close()
     assert verify(gallery) == []
@@ -276,3 +276,30 @@ def test_a_damaged_job_history_is_a_fault_that_hides_no_other(gallery: Path) -> 
     assert "job history was damaged" in fault.problem and "Delete jobs.sqlite" in fault.remedy
     edit_store(gallery, "UPDATE items SET title = 'Changed' WHERE key = 9")
     assert ["job history" in fault.problem for fault in verify(gallery)] == [True, False]
+
+
+def test_a_store_that_is_older_than_its_index_or_its_jobs_has_lost_writes(
+    gallery: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copy(gallery / "catalogue.sqlite", tmp_path / "old.sqlite")
+    with open_gallery(gallery) as opened:
+        opened.upsert([entry(100)], BUNDLE)
+        report = opened.compact()
+        opened.jobs.begin("shop.csv", BUNDLE).update(state="done", revision=opened.stats().revision)
+    assert report and verify(gallery) == []
+    shutil.copy(tmp_path / "old.sqlite", gallery / "catalogue.sqlite")
+    faults = verify(gallery)
+    lost = [fault.problem for fault in faults if "lost" in fault.problem]
+    assert lost == [
+        f"The store is at revision 4, but {event} at revision 5: later writes were lost."
+        for event in ("an index was built", "a job ended")
+    ]
+    assert "later writes were lost" in caplog.text, "opening reports it too"
+    with open_gallery(gallery) as opened:
+        opened.compact()
+        assert (gallery / "generations" / report.name).is_dir(), "the last copy of the lost vectors is kept"
+        for number in range(200, 202):
+            opened.upsert([entry(number)], BUNDLE)
+        opened.compact()
+    assert not (gallery / "generations" / report.name).is_dir()
+    assert verify(gallery) == []

@@ -1,6 +1,7 @@
 """Re-indexing: every usable photo is found, nothing is embedded twice, and no bad bundle is activated."""
 
 import csv
+import errno
 import io
 import os
 from contextlib import closing
@@ -16,15 +17,16 @@ from index.embedding.bundle import Bundle
 from index.embedding.embedder import Embedder, Pixels
 from index.embedding.images import decode, load_pixels
 from index.errors import LookalikeError
-from index.gallery import open_gallery
-from index.gallery.errors import BundleMismatch
+from index.gallery import Gallery, open_gallery
+from index.gallery.errors import BundleMismatch, StorageFull
 from index.gallery.store.sqlite_jobs import SQLiteJobs
 from index.gallery.vectors.faiss import builder
 from index.gallery.vectors.faiss.builder import BuildResult
 from index.gallery.vectors.faiss.searcher import SCAN, Vectors
 from index.ingest.options import ReindexOptions
-from index.ingest.pipeline import Cancelled, ReindexError, run_reindex
+from index.ingest.pipeline import Cancelled, PipelineSettings, ReindexError, run_reindex
 from index.jobs import JobRecord
+from tests.support.disk import files_up_to
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import COLOURS, index_source, tiny_photo, write_tiny_folder, write_tiny_source
 
@@ -129,23 +131,6 @@ def test_a_photo_without_a_finite_vector_is_rejected(
     assert all("no finite vector" in row["problem"] for row in rows)
 
 
-def test_another_file_is_not_replaced_by_rejects(tmp_path: Path, bundle: Path) -> None:
-    source = write_tiny_source(tmp_path / "source")
-    before = source.read_bytes()
-    with pytest.raises(ReindexError, match=r"exists and is not a file of rejects.*--rejects"):
-        run([source], tmp_path / "gallery", bundle, rejects=source)
-    assert source.read_bytes() == before
-
-
-def test_cells_of_rejects_are_never_formulas(tmp_path: Path, bundle: Path) -> None:
-    source = write_tiny_source(tmp_path / "source")
-    with source.open("a") as file:
-        file.write("=cmd|x,missing.jpg,,,,,\n")
-    index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
-    with (tmp_path / "rejects.csv").open() as file:
-        assert [row["item_id"] for row in csv.DictReader(file)] == ["'=cmd|x"]
-
-
 def test_rejects_are_written_to_a_pipe_or_a_link_without_replacing_it(tmp_path: Path, bundle: Path) -> None:
     source = write_tiny_source(tmp_path / "source")
     (source.parent / "red-0.jpg").write_bytes(b"no photo")
@@ -159,6 +144,48 @@ def test_rejects_are_written_to_a_pipe_or_a_link_without_replacing_it(tmp_path: 
     os.close(reading)
     assert [row["item_id"] for row in csv.DictReader(text.splitlines())] == ["ball-red"]
     assert pipe.is_fifo() and link.is_char_device()
+
+
+def test_rows_that_name_forbidden_places_are_rejects(tmp_path: Path, bundle: Path) -> None:
+    source = write_tiny_source(tmp_path / "source")
+    (tmp_path / "secret.jpg").write_bytes(tiny_photo(0, 7))
+    (source.parent / "link.jpg").symlink_to(tmp_path / "secret.jpg")
+    places = ["../secret.jpg", f"file://{tmp_path}/secret.jpg", "link.jpg", "http://127.0.0.1:9/a.jpg", "htp://x/a.jpg"]
+    with source.open("a") as file:
+        file.writelines(f"bad,{place},,,,,\n" for place in places)
+    summary = index_source(source, gallery=tmp_path / "gallery", bundle=bundle)
+    assert (summary.state, summary.embedded, summary.rejected) == ("partial", 16, len(places))
+    with (tmp_path / "rejects.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["item_id"], row["reason"]) for row in rows} == {("bad", "forbidden")}
+    assert [row["image_id"] for row in rows] == places
+    more = index_source(source, gallery=tmp_path / "gallery", bundle=bundle, allow_folder=[str(tmp_path)])
+    assert (more.embedded, more.unchanged, more.rejected) == (3, 16, 2)
+
+
+def test_links_out_of_a_folder_of_photos_are_rejects(tmp_path: Path, bundle: Path) -> None:
+    folder, other = write_tiny_folder(tmp_path / "shop", views=1), write_tiny_folder(tmp_path / "other", views=2)
+    (folder / "red" / "1.jpg").symlink_to(other / "red" / "1.jpg")
+    (folder / "stolen").symlink_to(other / "blue")
+    (folder / "again").symlink_to(folder / "blue")
+    summary = index_source(folder, gallery=tmp_path / "gallery", bundle=bundle)
+    assert (summary.embedded, summary.rejected) == (9, 2)
+    with (tmp_path / "rejects.csv").open() as file:
+        rows = [(row["item_id"], row["image_id"], row["reason"]) for row in csv.DictReader(file)]
+    assert rows == [("red", "1.jpg", "forbidden"), ("stolen", "stolen", "forbidden")]
+    more = index_source(folder, gallery=tmp_path / "gallery", bundle=bundle, allow_folder=[str(other)])
+    assert (more.embedded, more.rejected) == (3, 0)
+
+
+def test_labelled_queries_follow_the_same_rules(tmp_path: Path, bundle: Path) -> None:
+    source = write_tiny_source(tmp_path / "source")
+    (tmp_path / "queries").mkdir()
+    queries = tmp_path / "queries" / "queries.csv"
+    queries.write_text("item_id,image\nball-red,../source/red-0.jpg\n")
+    options: dict[str, Any] = {"queries": str(queries), "expect_recall": 0.5}
+    with pytest.raises(ReindexError, match=r"labelled query .*/red-0\.jpg cannot be used: .* is outside "):
+        run([source], tmp_path / "gallery", bundle, **options)
+    assert run([source], tmp_path / "gallery", bundle, allow_folder=[str(source.parent)], **options).state == "done"
 
 
 def test_a_source_without_a_usable_photo_fails(tmp_path: Path, bundle: Path) -> None:
@@ -285,9 +312,30 @@ def test_too_many_rejects_fail_the_job(tmp_path: Path, bundle: Path) -> None:
     assert index_source(source, gallery=tmp_path / "gallery", bundle=bundle, max_rejects=0.2).state == "partial"
 
 
+def test_a_full_disk_is_named_and_recorded(tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
+    (source.parent / "red-0.jpg").write_bytes(b"no photo")
+    with pytest.raises(LookalikeError, match=r"/dev/full: No space left on device\. Free space"):
+        run([source], gallery, bundle, rejects=Path("/dev/full"))
+    assert "No space left" in last_job(gallery).message
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for name in ("keep_bundle", "activate"):
+        with monkeypatch.context() as patch, pytest.raises(StorageFull, match=r"No space .*\. Free space on its disk"):
+            patch.setattr(Gallery, name, fail)
+            run([source], gallery, bundle)
+        assert (last_job(gallery).state, last_job(gallery).message[:17]) == ("failed", "No space to write")
+    assert run([source], gallery, bundle).state == "partial"
+    with files_up_to(300_000), pytest.raises(StorageFull, match=r"written to catalogue\.sqlite: .*\. Free space"):
+        run([source], tmp_path / "new", bundle, settings=PipelineSettings(chunk_size=1))
+    assert (last_job(tmp_path / "new").state, last_job(tmp_path / "new").message[:11]) == ("failed", "Nothing was")
+
+
 def test_an_unwritable_rejects_file_fails_before_any_work(tmp_path: Path, bundle: Path) -> None:
     source = write_tiny_source(tmp_path / "source")
-    with pytest.raises(ReindexError, match=r"no/rejects.csv: No such file.*--rejects"):
+    with pytest.raises(LookalikeError, match=r"no/rejects.csv: No such file.*--rejects"):
         run([source], tmp_path / "gallery", bundle, rejects=tmp_path / "no" / "rejects.csv")
     assert contents(tmp_path / "gallery") == set()
 
@@ -384,10 +432,8 @@ def test_a_bundle_that_many_images_lack_is_not_activated(tmp_path: Path, bundle:
     source.write_text(complete)
     remove_rows(source, "red")
     summary = index_source(source, gallery=gallery, bundle=other)
-    assert (
-        "2 of the gallery's 16 images have no vector" in summary.message
-        and active_bundle(gallery) == Bundle.load(other).id
-    )
+    assert (summary.state, summary.missing) == ("partial", 2) and active_bundle(gallery) == Bundle.load(other).id
+    assert summary.message == f"2 images have no vector of bundle {Bundle.load(other).id} and are no longer found."
 
 
 def test_a_bundle_whose_index_misses_the_recall_target_is_not_activated_unless_allowed(

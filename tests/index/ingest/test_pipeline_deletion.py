@@ -1,10 +1,12 @@
 """Deletion of what is no longer in the source: only if requested, and nothing if it is suspiciously much."""
 
+import csv
 from pathlib import Path
 
 import pytest
 
 from index.embedding.bundle import Bundle
+from index.errors import LookalikeError
 from index.gallery import open_gallery
 from index.gallery.jobs import Job
 from index.ingest.pipeline import Cancelled, PipelineSettings, ReindexError
@@ -124,3 +126,32 @@ def test_items_are_deleted_in_batches_between_which_a_job_can_be_stopped(tmp_pat
     assert (stopped.state, stopped.deleted) == ("cancelled", 3) and len(contents(gallery)) == 13
     assert run([source], gallery, bundle, **options).deleted == 6
     assert contents(gallery) == {(f"ball-{colour}", f"{colour}-0.jpg") for colour in COLOURS[1:]}
+
+
+def test_a_bad_row_is_a_reject_and_its_item_stays(tmp_path: Path, bundle: Path) -> None:
+    source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
+    index_source(source, gallery=gallery, bundle=bundle)
+    before = items(gallery)
+    lines = source.read_text().splitlines()
+    good = [line for line in lines if "red" not in line and "green" not in line]
+    source.write_text("\n".join([*good, f"ball-red,{'x' * 600}{',' * (lines[0].count(',') - 1)}"]) + "\n")
+    record = index_source(source, gallery=gallery, bundle=bundle, delete_missing=True)
+    assert (record.state, record.total, record.rejected, record.deleted) == ("partial", len(good), 1, 2)
+    assert items(gallery) == before - {"ball-green"}
+    (reject,) = csv.DictReader((tmp_path / "rejects.csv").open())
+    assert (reject["item_id"], reject["reason"]) == ("ball-red", "row")
+    assert reject["place"] == f"{source}, line {len(good) + 1}" and "600 characters" in reject["problem"]
+    with pytest.raises(LookalikeError, match=f"line {len(good) + 1}: image_id"):
+        index_source(source, gallery=gallery, bundle=bundle, max_rejects=0.01)
+
+
+def test_a_row_that_does_not_name_its_item_keeps_all_items(tmp_path: Path, bundle: Path) -> None:
+    source, gallery = write_tiny_source(tmp_path / "source"), tmp_path / "gallery"
+    index_source(source, gallery=gallery, bundle=bundle)
+    before = items(gallery)
+    source.write_text(
+        "".join(line for line in source.read_text().splitlines(True) if "red" not in line) + "x,y,z,1,2\n"
+    )
+    record = index_source(source, gallery=gallery, bundle=bundle, delete_missing=True)
+    assert items(gallery) == before and (record.rejected, record.deleted) == (1, 0)
+    assert "Nothing was deleted, because a row of the source does not name its item." in record.message

@@ -114,7 +114,12 @@ def write_table(file: Path, photos: str, places: dict[int, str]) -> Path:
 def run(table: Path, gallery: Path, bundle: Bundle, ray: str | None = None) -> JobRecord:
     rejects = gallery.with_name(f"{gallery.name}.csv")
     options = ReindexOptions(
-        source=[str(table)], gallery=str(gallery), bundle=bundle.directory, rejects=rejects, ray=ray
+        source=[str(table)],
+        gallery=str(gallery),
+        bundle=bundle.directory,
+        rejects=rejects,
+        ray=ray,
+        allow_address=["127.0.0.1"],
     )
     return run_reindex(options)
 
@@ -146,6 +151,23 @@ def test_a_killed_worker_neither_loses_nor_repeats_an_image(
     assert len(far[0]) == ROWS - 1 and far[:2] == near[:2]
     np.testing.assert_array_equal(far[2], near[2])
     assert (tmp_path / "far.csv").read_text() == (tmp_path / "near.csv").read_text()
+
+
+@pytest.mark.slow
+def test_workers_reject_places_that_are_not_allowed(
+    tmp_path: Path, cluster: Any, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = write_tiny_source(tmp_path / "shop").parent
+    (tmp_path / "secret.jpg").write_bytes((shop / "red-0.jpg").read_bytes())
+    (shop / "link.jpg").symlink_to(tmp_path / "secret.jpg")
+    places = {0: "../secret.jpg", 1: "link.jpg", 200: "http://127.0.0.2:9/a.jpg"}
+    monkeypatch.chdir(tmp_path)  # a worker has another working directory
+    table = write_table(Path("shop/table.csv"), ".", places)
+    record = run(table, tmp_path / "gallery", bundle, cluster.address)
+    assert (record.state, record.embedded, record.rejected) == ("partial", ROWS - 3, 3)
+    with (tmp_path / "gallery.csv").open() as file:
+        rows = {row["item_id"]: row["reason"] for row in csv.DictReader(file)}
+    assert rows == {f"item-{row:03}": "forbidden" for row in places}
 
 
 @pytest.mark.slow
@@ -194,7 +216,7 @@ def test_workers_that_cannot_start_are_reported_with_the_cause(cluster: Any, bun
 @pytest.mark.slow
 def test_a_cluster_that_starts_no_worker_in_time_is_reported(cluster: Any, bundle: Bundle) -> None:
     with pytest.raises(ClusterError, match=r"no free core for 0\.001 seconds.*ray status"):
-        RayWorkers(cluster.address, bundle, RaySettings(start_seconds=0.001))
+        RayWorkers(cluster.address, bundle, settings=RaySettings(start_seconds=0.001))
 
 
 @pytest.mark.parametrize(

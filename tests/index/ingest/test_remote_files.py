@@ -1,6 +1,7 @@
 """Remote files over HTTP and from a bucket, and every way in which reading one can fail."""
 
 import gzip
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,22 +17,27 @@ from pyarrow import parquet
 
 from index.embedding.images import ImageError, ImageLimits
 from index.errors import LookalikeError
+from index.ingest.places import AllowedPlaces
 from index.ingest.remote_files import FileReader, RetrySettings
 from index.ingest.sources import Source, SourceSummary
 
 PHOTO = b"the bytes of a photo"
+LOOPBACK = AllowedPlaces.of([], ["127.0.0.1"])
 
 
 def test_a_local_image_that_cannot_be_read_is_an_image_error(tmp_path: Path) -> None:
     (tmp_path / "a b.jpg").write_bytes(PHOTO)
-    source = Source([])
-    assert source.read(str(tmp_path / "a b.jpg")) == source.read(f"file://{tmp_path}/a%20b.jpg") == PHOTO
-    for place in (tmp_path, tmp_path / "missing.jpg", tmp_path / "nul\0.jpg"):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    files, folder = FileReader(), str(tmp_path)
+    for place in (f"{folder}/a b.jpg", f"file://{folder}/a%20b.jpg"):
+        assert files.read(place, folder) == PHOTO
+    for name in ("folder", "pipe", "missing.jpg", "nul\0.jpg"):
         with pytest.raises(ImageError) as caught:
-            source.read(str(place))
+            files.read(f"{folder}/{name}", folder)
         assert caught.value.reason == "unreadable"
     with pytest.raises(ImageError) as caught:
-        source.read(str(tmp_path / "a b.jpg"), ImageLimits(max_bytes=5))
+        files.read(f"{folder}/a b.jpg", folder, ImageLimits(max_bytes=5))
     assert caught.value.reason == "too_large"
 
 
@@ -103,10 +109,10 @@ def shop() -> Iterator[str]:
 def test_a_table_and_its_images_are_read_over_http(shop: str) -> None:
     packed = gzip.compress(b"item_id,image\n1,a%20b.jpg\n2,/top.jpg\n")
     Shop.files |= {"/x/t.csv.gz": packed, "/x/a%20b.jpg": PHOTO, "/top.jpg": b"other"}
-    source = Source([f"{shop}/x/t.csv.gz?signature=1"])
+    source = Source([f"{shop}/x/t.csv.gz?signature=1"], allowed=LOOPBACK)
     assert source.check() == SourceSummary(tables=1, rows=2, images=2)
     assert [image.place for image in source] == [f"{shop}/x/a%20b.jpg", f"{shop}/top.jpg"]
-    assert [source.read(image.place) for image in source] == [PHOTO, b"other"]
+    assert [source.read(image) for image in source] == [PHOTO, b"other"]
     assert len([path for path in Shop.requested if "t.csv" in path]) == 1, "the table is fetched once"
 
 
@@ -133,7 +139,8 @@ def test_parquet_is_read_from_a_server_without_range_requests(tmp_path: Path, sh
 def test_a_bad_response_is_an_image_error(shop: str, path: str, reason: str, requested: int) -> None:
     Shop.files["/empty.jpg"] = b""
     with pytest.raises(ImageError) as caught:
-        FileReader(RetrySettings(timeout=0.3, backoff=0.05)).read(f"{shop}/{path}", ImageLimits(max_bytes=1_000_000))
+        files = FileReader(LOOPBACK, RetrySettings(timeout=0.3, backoff=0.05))
+        files.read(f"{shop}/{path}", "/shop", ImageLimits(max_bytes=1_000_000))
     assert caught.value.reason == reason
     assert len(Shop.requested) == requested
 
@@ -141,21 +148,21 @@ def test_a_bad_response_is_an_image_error(shop: str, path: str, reason: str, req
 def test_an_unreachable_server_is_an_image_error(shop: str) -> None:
     for place in ("http://127.0.0.1:1/a.jpg", "http://no-such-host.invalid/a.jpg", "http://[/a.jpg"):
         with pytest.raises(ImageError) as caught:
-            FileReader(RetrySettings(timeout=1)).read(place)
+            FileReader(LOOPBACK, RetrySettings(timeout=1)).read(place, "/shop")
         assert caught.value.reason in ("unreachable", "unreadable")
     with pytest.raises(LookalikeError, match="it does not exist"):
         Source([f"{shop}/missing.csv"]).check()
 
 
 def test_a_request_to_a_busy_server_is_retried(shop: str) -> None:
-    assert Source([]).read(f"{shop}/busy.jpg") == PHOTO
+    assert FileReader(LOOPBACK).read(f"{shop}/busy.jpg", "/shop") == PHOTO
 
 
 def test_threads_read_concurrently(shop: str) -> None:
     Shop.files |= {f"/{number}.jpg": b"%d" % number for number in range(100)}
-    source = Source([])
+    files = FileReader(LOOPBACK)
     with ThreadPoolExecutor(16) as pool:
-        found = list(pool.map(lambda number: source.read(f"{shop}/{number}.jpg"), range(100)))
+        found = list(pool.map(lambda number: files.read(f"{shop}/{number}.jpg", "/shop"), range(100)))
     assert found == [b"%d" % number for number in range(100)]
 
 
@@ -174,24 +181,40 @@ def test_a_bucket_of_tables_is_a_source(bucket: Any) -> None:
     source = Source(["memory://bucket/day/*.csv"])
     assert source.check() == SourceSummary(tables=2, rows=2, images=2)
     assert [image.item.id for image in source] == ["1", "2"]
-    assert [source.read(image.place) for image in source] == [PHOTO, PHOTO]
+    assert [source.read(image) for image in source] == [PHOTO, PHOTO]
     with pytest.raises(LookalikeError, match="Nothing matches"):
         Source(["memory://bucket/day/*.parquet"]).check()
     with pytest.raises(ImageError) as caught:
-        source.read("memory://bucket/day/none.jpg")
+        FileReader().read("memory://bucket/day/none.jpg", "memory://bucket/day")
     assert caught.value.reason == "unreadable"
 
 
-def test_a_remote_table_cannot_name_files_of_this_machine(bucket: Any) -> None:
-    bucket.pipe("/bucket/t.csv", b"item_id,image\n1,file:///etc/passwd\n2,/etc/passwd\n")
-    with pytest.raises(LookalikeError, match=r"line 2: .*file of this machine"):
-        Source(["memory://bucket/t.csv"]).check()
+def test_rows_of_a_bucket_name_only_what_is_below_its_table(bucket: Any) -> None:
+    places = [
+        "file:///etc/passwd",
+        "/other/a.jpg",
+        "../../other/a.jpg",
+        "%2e%2e/a.jpg",
+        "//other/a.jpg",
+        "s3://b/a.jpg",
+    ]
+    rows = "".join(f"{number},{place}\n" for number, place in enumerate(places))
+    bucket.pipe("/bucket/day/t.csv", f"item_id,image\n{rows}".encode())
+    bucket.pipe("/bucket/other/a.jpg", PHOTO)
+    source = Source(["memory://bucket/day/t.csv"])
+    assert source.check().images == len(places)
+    for image in source:
+        with pytest.raises(ImageError, match=r"is outside memory://bucket/day\. .*--allow-folder") as caught:
+            source.read(image)
+        assert caught.value.reason == "forbidden"
+    allowed = AllowedPlaces.of(["memory://bucket/other/"], [])
+    assert FileReader(allowed).read("memory://bucket/other/a.jpg", "memory://bucket/day") == PHOTO
 
 
 def test_a_missing_package_is_reported_with_the_command_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "t.csv").write_text("item_id,image\n1,s3://bucket/a.jpg\n")
+    (tmp_path / "t.csv").write_text("item_id,image\n1,https://example.com/a.jpg\n")
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(LookalikeError, match=r'pip install "lookalike\[remote\]"'):

@@ -22,7 +22,7 @@ from tests.support.tiny_gallery import COLOURS, tiny_photo, write_tiny_source
 
 
 def image(number: int, place: str) -> SourceImage:
-    return SourceImage(Item(id=f"item-{number}"), f"image-{number}", place)
+    return SourceImage(Item(id=f"item-{number}"), f"image-{number}", place, str(Path(place).parent))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lookalike import main
-from service.auth.api_keys import SCOPES, KeyFileError, KeyMissing, KeyRing, Scope
+from service.auth.api_keys import SCOPES, KeyFileError, KeyFileUnreadable, KeyMissing, KeyRing, Scope
 from tests.support.processes import lookalike
 
 HOUR = timedelta(hours=1)
@@ -238,6 +238,30 @@ def test_a_file_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
         KeyRing(tmp_path).list()
     with pytest.raises(KeyFileError, match=r"nowhere/keys\.json cannot be written: No such file"):
         KeyRing(tmp_path / "nowhere" / "keys.json").create("shop", ["search"])
+
+
+def test_a_file_that_becomes_unreadable_is_reported_once_for_each_reason(path: Path) -> None:
+    reports: list[str] = []
+    ring = KeyRing(path, on_change=lambda error: reports.append(error.problem if error else "readable"))
+    token = ring.create("shop", ["search"])
+    content = path.read_bytes()
+    assert ring.verify(token) and not reports
+    path.write_bytes(b"{")
+    for _ in range(3):
+        with pytest.raises(KeyFileUnreadable):
+            ring.verify(token)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(KeyFileUnreadable):
+        ring.check()
+    path.rmdir()
+    path.write_bytes(content)
+    assert ring.verify(token)
+    assert [report.removeprefix(f"The key file {path} ") for report in reports] == [
+        "is damaged.",
+        "cannot be read: Is a directory.",
+        "readable",
+    ]
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from typing import Any, assert_type
 import fastapi.sse
 import pytest
 
-from index.jobs import JobState
+from index.jobs import JobRecord, JobState
 from service.auth.api_keys import KeyRing
 from service.client import AsyncClient, Client, PhotoSearch, ServiceError, ServiceUnreachable
 from service.client.calls import JobOptions, SearchOptions
 from service.schemas import search as wire
-from service.schemas.items import ItemAnswer
+from service.schemas.items import FacetValue, ItemAnswer
 from service.schemas.jobs import JobBody, JobStatus
 from service.schemas.search import Match, SearchAnswer
 from service.settings import Settings
@@ -51,7 +51,7 @@ def client(shop: str) -> Iterator[Client]:
 def test_a_photo_may_be_bytes_a_file_or_a_url(client: Client, tmp_path: Path) -> None:
     file = tmp_path / "photo.jpg"
     file.write_bytes(tiny_photo(2, 5))
-    one, other = client.search(tiny_photo(2, 5), top=3), client.search(file, top=3)
+    one, other = client.search(tiny_photo(2, 5), limit=3), client.search(file, limit=3)
     assert_type(one, SearchAnswer)
     assert one.items == other.items and one.items[0].id == "ball-blue"
     with pytest.raises(ServiceError) as caught:
@@ -62,7 +62,7 @@ def test_a_photo_may_be_bytes_a_file_or_a_url(client: Client, tmp_path: Path) ->
 def test_every_option_of_a_search_is_sent(client: Client) -> None:
     answer = client.search(
         tiny_photo(3, 2),
-        top=2,
+        limit=2,
         filter={"price": {"gte": 5}},
         min_score=-1,
         box=(0, 0, 1, 1),
@@ -71,19 +71,19 @@ def test_every_option_of_a_search_is_sent(client: Client) -> None:
     )
     assert len(answer.items) == 2 and "ball-yellow" not in {item.id for item in answer.items}
     assert all(item.vector and not item.attributes for item in answer.items)
-    assert client.search(tiny_photo(3, 2), min_score=0.999999, top=8).items != answer.items
+    assert client.search(tiny_photo(3, 2), min_score=0.999999, limit=8).items != answer.items
 
 
 def test_search_all_returns_every_page(client: Client) -> None:
-    expected = client.search(tiny_photo(0, 0), top=8).items
-    assert list(assert_type(client.search_all(tiny_photo(0, 0), top=3), Iterator[Match])) == expected
+    expected = client.search(tiny_photo(0, 0), limit=8).items
+    assert list(assert_type(client.search_all(tiny_photo(0, 0), limit=3), Iterator[Match])) == expected
     with pytest.raises(ServiceError):
         client.search(tiny_photo(0, 0), tops=3)  # type: ignore[call-arg]
     assert {item.id for item in expected} == {f"ball-{colour}" for colour in COLOURS}
 
 
 def test_search_by_item_leaves_the_item_out(client: Client) -> None:
-    assert "ball-red" not in {item.id for item in client.search_item("ball-red", top=5).items}
+    assert "ball-red" not in {item.id for item in client.search_item("ball-red", limit=5).items}
     with pytest.raises(ServiceError) as caught:
         client.search_item("none")
     assert caught.value.document.remedy and caught.value.type == "item-missing"
@@ -94,9 +94,9 @@ def test_a_batch_mixes_photos_and_items_with_their_own_options(client: Client, t
     file = tmp_path / "photo.jpg"
     file.write_bytes(tiny_photo(2, 5))
     filtered: PhotoSearch = {"photo": tiny_photo(3, 2), "filter": {"price": {"gte": 5}}, "exclude": ["ball-yellow"]}
-    results = client.search_batch([{"photo": file, "top": 1}, filtered, {"item_id": "ball-red", "cursor": None}])
+    results = client.search_batch([{"photo": file, "limit": 1}, filtered, {"item_id": "ball-red", "cursor": None}])
     expected = [
-        client.search(file, top=1),
+        client.search(file, limit=1),
         client.search(tiny_photo(3, 2), filter={"price": {"gte": 5}}, exclude=["ball-yellow"]),
         client.search_item("ball-red"),
     ]
@@ -113,7 +113,7 @@ def test_an_item_is_stored_found_changed_and_deleted(client: Client) -> None:
         name, new=True, title="A mug", attributes={"kind": "mug", "old": 1}, images={"a b": tiny_photo(0, 7)}
     )
     assert (stored.id, stored.title, [image.id for image in stored.images]) == (name, "A mug", ["a b"])
-    assert name in {item.id for item in client.search(tiny_photo(0, 7), top=2).items}
+    assert name in {item.id for item in client.search(tiny_photo(0, 7), limit=2).items}
     changed = client.patch_item(name, version=stored.version, attributes={"price": 3.5, "old": None})
     assert changed.attributes == {"kind": "mug", "price": 3.5} and changed.title == "A mug"
     with pytest.raises(ServiceError) as caught:
@@ -141,8 +141,12 @@ def test_ids_of_dots_are_not_resolved_as_paths(client: Client, dots: str) -> Non
 
 
 def test_scan_returns_every_page_and_facets_are_typed(client: Client) -> None:
-    assert [item.id for item in client.scan(count=3)] == sorted(f"ball-{colour}" for colour in COLOURS)
+    assert [item.id for item in client.scan(limit=3)] == sorted(f"ball-{colour}" for colour in COLOURS)
     assert "colour" in {facet.name for facet in client.facets().facets}
+    (found,) = client.facets(["colour"], filter={"price": {"lt": 5}}, contains="RE").facets
+    assert [(value.value, value.count) for value in found.values] == [("red", 1)]
+    (only,) = client.facets(["brand", "unknown"], limit=1).facets
+    assert only.name == "brand" and only.values == [FacetValue(value="Tiny", count=8)]
 
 
 def test_a_job_is_followed_to_its_end(client: Client) -> None:
@@ -166,16 +170,16 @@ async def test_the_async_client_returns_the_same(shop: str) -> None:
             assert (await found).items == other.search(tiny_photo(0, 0)).items
             assert (await client.search_item("ball-red")).items == other.search_item("ball-red").items
             assert await client.facets() == other.facets()
-            batch = await client.search_batch([{"photo": tiny_photo(0, 0)}, {"item_id": "ball-red", "top": 2}])
+            batch = await client.search_batch([{"photo": tiny_photo(0, 0)}, {"item_id": "ball-red", "limit": 2}])
             assert batch[0].items == other.search(tiny_photo(0, 0)).items and len(batch[1].items) == 2
-        pages = assert_type(client.search_all(tiny_photo(0, 0), top=3), AsyncIterator[Match])
+        pages = assert_type(client.search_all(tiny_photo(0, 0), limit=3), AsyncIterator[Match])
         assert len([item async for item in pages]) == 8
-        assert len([item async for item in assert_type(client.scan(count=5), AsyncIterator[ItemAnswer])]) == 8
+        assert len([item async for item in assert_type(client.scan(limit=5), AsyncIterator[ItemAnswer])]) == 8
         stored = await client.put_item("mug-2", title="A mug", images={"front": tiny_photo(1, 7)})
         await client.put_image("mug-2", "side", tiny_photo(2, 7), version=stored.version)
         await client.delete_image("mug-2", "side")
         await client.patch_item("mug-2", title=None)
-        assert (await client.get_item("mug-2")).title == ""
+        assert (await client.get_item("mug-2")).title is None
         await client.delete_item("mug-2")
         assert (await client.status()).gallery.items == 8
         started = await client.start_job("catalogue")
@@ -306,8 +310,8 @@ def test_other_errors_and_long_delays_are_not_retried(status: int, retry_after: 
         ("text/html; charset=utf-8", b"<h1>Please log in</h1>", "text/html that is not"),
         ("application/json", b'{"ok": true}', "application/json that is not"),
         ("application/json", b"[1, 2]", "application/json that is not"),
-        ("application/json", b'{"half', "Invalid JSON"),
-        ("application/octet-stream", b"\xff\xfe", "Invalid JSON"),
+        ("application/json", b'{"half', "is not JSON"),
+        ("application/octet-stream", b"\xff\xfe", "is not JSON"),
         ("text/plain", b"", "text/plain that is not"),
     ],
 )
@@ -341,8 +345,8 @@ async def test_a_success_of_another_server_raises_service_error_in_the_async_cli
 
 
 def job(state: JobState) -> bytes:
-    record = JobStatus(id=7, source="catalogue", bundle_id="0" * 16, state=state, started=1.0, updated=2.0)
-    return record.model_dump_json().encode()
+    record = JobRecord(id=7, source="catalogue", bundle_id="0" * 16, state=state, started=1.0, updated=2.0)
+    return JobStatus.of(record).model_dump_json().encode()
 
 
 class FakeJob:

@@ -79,6 +79,7 @@ def test_the_gallery_the_index_and_the_model_have_metrics(fresh: httpx.Client) -
         gallery["images"],
     )
     assert values["lookalike_gallery_revision"] == gallery["revision"]
+    assert values["lookalike_gallery_unsearchable_images"] == gallery["unsearchable"] == 0
     index = gallery["index"]
     assert (index["engine"], index["kind"]) == ("faiss", "exact") and index["name"]
     assert values["lookalike_index_revision"] == index["revision"] == gallery["revision"]

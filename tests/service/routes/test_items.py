@@ -10,15 +10,22 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import numpy as np
 import pytest
 from PIL import Image
 
+from index.embedding.bundle import Bundle
+from index.gallery import Gallery, open_gallery
+from index.gallery.types import Item, NewImage
+from index.items import MAX_ATTRIBUTE_NAMES, MAX_IMAGES_PER_ITEM, Attribute
 from service.auth.api_keys import KeyRing
 from service.settings import Settings
 from tests.service.conftest import problem, serving
+from tests.service.support import block_gallery
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import COLOURS, make_tiny_gallery, tiny_photo
 
+PNG = {"Content-Type": "image/png"}
 MUG = {"title": "A mug", "url": "https://shop.example/mug", "attributes": {"category": "mug", "price": 12.5}}
 
 
@@ -46,7 +53,7 @@ def in_json(image_id: str, photo: bytes) -> dict[str, str]:
 
 def best(client: httpx.Client, photo: bytes) -> dict[str, Any]:
     """Returns the first item of a search."""
-    found: dict[str, Any] = client.post("/v1/search?top=1", files={"image": photo}).json()["items"][0]
+    found: dict[str, Any] = client.post("/v1/search?limit=1", files={"image": photo}).json()["items"][0]
     return found
 
 
@@ -87,7 +94,7 @@ def test_images_stay_unless_they_are_given(shop: httpx.Client) -> None:
     shop.put("/v1/items/images", json=body)
     renamed = shop.put("/v1/items/images", json={"title": "Renamed"})
     assert image_ids(renamed) == ["a", "b"]
-    assert (renamed.json()["title"], renamed.json()["url"], renamed.json()["attributes"]) == ("Renamed", "", {})
+    assert (renamed.json()["title"], renamed.json()["url"], renamed.json()["attributes"]) == ("Renamed", None, {})
     replaced = shop.put("/v1/items/images", json={"images": [in_json("b", tiny_photo(1, 1)), in_json("c", b"?")]})
     problem(replaced, 415, "image-unsupported")
     assert image_ids(shop.get("/v1/items/images")) == ["a", "b"], "a put that is refused changes nothing"
@@ -138,7 +145,7 @@ def test_a_patch_changes_what_it_names_and_null_removes(shop: httpx.Client) -> N
     patched = shop.patch(
         "/v1/items/patched", content=json.dumps(changes), headers={"Content-Type": "application/merge-patch+json"}
     ).json()
-    assert (patched["title"], patched["url"], patched["attributes"]) == ("A mug", "", {"new": True, "price": 9})
+    assert (patched["title"], patched["url"], patched["attributes"]) == ("A mug", None, {"new": True, "price": 9})
     assert len(patched["images"]) == 1
     unchanged = shop.patch("/v1/items/patched", json={"attributes": {"price": 9}})
     assert unchanged.json()["version"] == patched["version"]
@@ -181,7 +188,7 @@ def test_a_write_that_rests_on_an_older_version_is_refused(shop: httpx.Client) -
     problem(shop.delete("/v1/items/guarded", headers={"If-Match": "*"}), 412, "version-conflict")
 
 
-@pytest.mark.parametrize("header", ["", ",", ", ,"])
+@pytest.mark.parametrize("header", [",", ", ,"])
 def test_a_condition_that_names_no_version_is_never_met(shop: httpx.Client, header: str) -> None:
     shop.put("/v1/items/unnamed", json={})
     for method in ("PUT", "PATCH"):
@@ -189,6 +196,14 @@ def test_a_condition_that_names_no_version_is_never_met(shop: httpx.Client, head
         problem(refused, 412, "version-conflict")
     problem(shop.delete("/v1/items/unnamed", headers={"If-Match": header}), 412, "version-conflict")
     assert shop.get("/v1/items/unnamed", headers={"If-None-Match": header}).status_code == 200
+
+
+def test_an_empty_header_is_no_condition(shop: httpx.Client) -> None:
+    both = {"If-Match": "", "If-None-Match": ""}
+    assert shop.put("/v1/items/plain", json={}, headers=both).status_code == 201
+    assert shop.patch("/v1/items/plain", json={"title": "A mug"}, headers=both).status_code == 200
+    assert shop.get("/v1/items/plain", headers=both).json()["title"] == "A mug"
+    assert shop.delete("/v1/items/plain", headers=both).status_code == 204
 
 
 def test_a_condition_in_several_lines_is_one(shop: httpx.Client) -> None:
@@ -272,6 +287,38 @@ def test_an_id_that_is_not_utf_8_or_too_long_is_refused(shop: httpx.Client) -> N
     problem(shop.get("/v1/items/a/b"), 404, "not-found")
 
 
+# Limits
+
+
+def test_an_item_with_too_many_images_is_refused(tmp_path: Path) -> None:
+    bundle = make_tiny_bundle(tmp_path / "bundle")
+    card = Bundle.load(bundle).card
+    with open_gallery(tmp_path / "gallery", create=True) as gallery:
+        gallery.keep_bundle(Bundle.load(bundle))
+        vector = np.eye(card.dimension, dtype=np.float32)[0]
+        images = [NewImage(str(n), f"{n:064x}", vector, b"") for n in range(MAX_IMAGES_PER_ITEM)]
+        gallery.upsert([(Item(id="crate"), images)], card.id)
+    with serving(Settings(gallery=tmp_path / "gallery", threads=1)) as client:
+        photo = coloured(1, 2, 3)
+        refused = problem(client.put("/v1/items/crate/images/more", content=photo, headers=PNG), 422, "limit-exceeded")
+        assert "257 images; the limit is 256" in refused["detail"]
+        assert client.put("/v1/items/crate/images/7", content=photo, headers=PNG).status_code == 200
+        assert image_ids(client.put("/v1/items/crate", json={**MUG, "images": [in_json("new", photo)]})) == ["new"]
+
+
+def test_an_attribute_beyond_the_limit_of_the_gallery_is_refused(tmp_path: Path) -> None:
+    make_tiny_gallery(tmp_path / "gallery", make_tiny_bundle(tmp_path / "bundle"))
+    with open_gallery(tmp_path / "gallery") as gallery:
+        for start in range(4, MAX_ATTRIBUTE_NAMES, 252):  # those of the tiny gallery are four
+            names: dict[str, Attribute] = {f"name-{n}": n for n in range(start, min(start + 252, MAX_ATTRIBUTE_NAMES))}
+            gallery.upsert([(Item(id=f"item-{start}", attributes=names), [])], "")
+    with serving(Settings(gallery=tmp_path / "gallery", threads=1)) as client:
+        changes = {"attributes": {"size": "large"}}
+        refused = problem(client.patch("/v1/items/ball-red", json=changes), 422, "limit-exceeded")
+        assert "'ball-red' has the new attribute 'size'" in refused["detail"]
+        assert client.patch("/v1/items/ball-red", json={"attributes": {"name-9": 1}}).status_code == 200
+
+
 # Lists and facets
 
 
@@ -280,12 +327,38 @@ def test_all_items_are_listed_page_by_page_in_the_order_of_their_ids(shop: httpx
     seen: list[dict[str, Any]] = []
     cursor = ""
     while cursor is not None:
-        page = shop.get("/v1/items", params={"filter": json.dumps(wanted), "count": 4, "cursor": cursor}).json()
+        page = shop.get("/v1/items", params={"filter": json.dumps(wanted), "limit": 4, "cursor": cursor}).json()
         assert len(page["items"]) <= 4
         seen, cursor = [*seen, *page["items"]], page["cursor"]
     assert [item["id"] for item in seen] == sorted(f"ball-{colour}" for colour in COLOURS[:6])
     assert all(len(item["images"]) == 2 and item["version"] for item in seen)
     assert seen[0] == shop.get(f"/v1/items/{seen[0]['id']}").json()
+
+
+def test_an_item_that_stops_matching_while_it_is_listed_is_left_out(
+    shop: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = {"filter": json.dumps({"stock": {"lt": 20}})}
+    for item_id, stock in (("listed-1", 10), ("listed-2", 10)):
+        shop.put(f"/v1/items/{item_id}", json={"attributes": {"stock": stock}})
+    iter_items = Gallery.iter_items
+
+    def iter_and_change(self: Gallery, **options: Any) -> Iterator[Item]:
+        for item in iter_items(self, **options):
+            self.upsert([(Item(id="listed-1", attributes={"stock": 30}), [])], "")
+            yield item
+
+    monkeypatch.setattr(Gallery, "iter_items", iter_and_change)
+    assert [item["id"] for item in shop.get("/v1/items", params=wanted).json()["items"]] == ["listed-2"]
+
+
+def test_every_write_describes_a_store_that_cannot_be_written(shop: httpx.Client) -> None:
+    paths = shop.get("/openapi.json").json()["paths"]
+    for path in ("/v1/items/{item_id}", "/v1/items/{item_id}/images/{image_id}"):
+        for method in paths[path].keys() - {"get"}:
+            responses = paths[path][method]["responses"]
+            assert "507" in responses, (method, path)
+            assert "store-read-only" in responses["503"]["content"]["application/problem+json"]["examples"]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +369,7 @@ def test_all_items_are_listed_page_by_page_in_the_order_of_their_ids(shop: httpx
         ({"filter": "[]"}, "filter-invalid"),
         ({"filter": "[" * 3000}, "request-invalid"),
         ({"filter": '{"a": {"\\ud800": 1}}'}, "request-invalid"),
-        ({"count": "1001"}, "request-invalid"),
+        ({"limit": "1001"}, "request-invalid"),
     ],
 )
 def test_a_list_with_an_invalid_parameter_is_refused(shop: httpx.Client, params: dict[str, str], kind: str) -> None:
@@ -305,13 +378,112 @@ def test_a_list_with_an_invalid_parameter_is_refused(shop: httpx.Client, params:
 
 def test_facets_list_the_attributes_to_filter_by(client: httpx.Client) -> None:
     facets = {facet["name"]: facet for facet in client.get("/v1/facets").json()["facets"]}
-    assert facets["brand"]["values"] == [["Tiny", 8]]
+    assert facets["brand"]["values"] == [{"value": "Tiny", "count": 8}]
     assert (facets["price"]["minimum"], facets["price"]["maximum"]) == (4.5, 11.5)
-    few = client.get("/v1/facets?count=3").json()["facets"]
+    few = client.get("/v1/facets?limit=3").json()["facets"]
     assert {len(facet["values"]) for facet in few} == {1, 3} and facets["colour"]["distinct"] == 8
+    named = client.get("/v1/facets?name=price&name=brand&name=unknown").json()["facets"]
+    assert [facet["name"] for facet in named] == ["brand", "price"]
+    too_many = client.get("/v1/facets", params={"name": [str(number) for number in range(101)]})
+    problem(too_many, 422, "request-invalid")
+
+
+def test_facets_count_the_items_that_match_a_filter(client: httpx.Client) -> None:
+    params = {"filter": '{"colour": ["red", "blue"], "price": {"lt": 5}}'}
+    facets = {facet["name"]: facet for facet in client.get("/v1/facets", params=params).json()["facets"]}
+    assert facets["colour"]["values"] == [{"value": "red", "count": 1}] and facets["colour"]["distinct"] == 1
+    assert facets["brand"]["values"] == [{"value": "Tiny", "count": 1}]
+    assert (facets["price"]["minimum"], facets["price"]["maximum"]) == (4.5, 4.5)
+    none = client.get("/v1/facets", params={"filter": '{"colour": "unknown"}', "name": "brand"}).json()["facets"]
+    assert (none[0]["values"], none[0]["distinct"]) == ([], 0)
+
+
+def test_facet_values_can_be_searched_by_a_text_in_any_case(client: httpx.Client) -> None:
+    def search(**params: str) -> list[object]:
+        (found,) = client.get("/v1/facets", params=params).json()["facets"]
+        return [found["distinct"], *(value["value"] for value in found["values"])]
+
+    assert search(name="colour", contains="RE") == [2, "green", "red"]
+    assert search(name="colour", contains="re", limit="1") == [2, "green"]
+    assert search(name="colour", contains="re", filter='{"price": {"lt": 5}}') == [1, "red"]
+    assert search(name="price", contains="6.5") == [1, 6.5]
+    assert search(name="colour", contains="no such") == [0]
+
+
+@pytest.mark.parametrize(
+    ("params", "kind"),
+    [
+        ({"contains": "re"}, "request-invalid"),
+        ({"contains": "re", "name": ["colour", "brand"]}, "request-invalid"),
+        ({"contains": "", "name": "colour"}, "request-invalid"),
+        ({"contains": "r" * 201, "name": "colour"}, "request-invalid"),
+        ({"filter": "{"}, "request-invalid"),
+        ({"filter": '{"price": {"under": 5}}'}, "filter-invalid"),
+    ],
+)
+def test_facets_with_an_invalid_parameter_are_refused(client: httpx.Client, params: dict[str, Any], kind: str) -> None:
+    problem(client.get("/v1/facets", params=params), 422, kind)
+
+
+def test_facets_are_bounded_in_number_and_bytes(tmp_path: Path) -> None:
+    make_tiny_gallery(tmp_path / "gallery", make_tiny_bundle(tmp_path / "bundle"))
+    with open_gallery(tmp_path / "gallery") as gallery:
+        for number, colour in enumerate(COLOURS):
+            rare: dict[str, Attribute] = {f"rare-{number}-{name}": 1 for name in range(150)}
+            own: dict[str, Attribute] = {"colour": colour, "text": f"{number}" * 4000, **rare}
+            gallery.upsert([(Item(id=f"ball-{colour}", attributes=own), [])], "")
+        gallery.compact()
+    with serving(Settings(gallery=tmp_path / "gallery", threads=1, max_answer_bytes=30_000)) as client:
+        answer = client.get("/v1/facets")
+        names = [facet["name"] for facet in answer.json()["facets"]]
+        assert len(names) == 99 and names == sorted(names) and names[0] == "colour"
+        assert answer.json()["left_out"] == ["text"] and len(answer.content) < 30_000
+        text = client.get("/v1/facets?name=text&limit=3").json()["facets"]
+        assert len(text[0]["values"]) == 3
+
+
+def test_facets_do_not_take_the_places_of_searches(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocker = block_gallery(settings, monkeypatch, "facets")
+    with serving(settings) as client, ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(client.get, "/v1/facets") for _ in range(6)]
+        assert blocker.started.acquire(timeout=60)
+        assert client.post("/v1/search?limit=1", files={"image": tiny_photo(0, 0)}).status_code == 200
+        blocker.released.set()
+        assert {request.result().status_code for request in waiting} == {200}
+
+
+def test_a_list_without_items_says_which_attribute_no_item_has(client: httpx.Client) -> None:
+    empty = client.get("/v1/items", params={"filter": '{"color": "red"}'}).json()
+    assert (empty["items"], len(empty["hints"])) == ([], 1) and "'color'" in empty["hints"][0]
+    assert client.get("/v1/items", params={"filter": '{"colour": "red"}'}).json()["hints"] == []
 
 
 # Mistakes
+
+
+@pytest.mark.parametrize(
+    ("method", "address", "message"),
+    [
+        ("GET", "/v1/items?limt=2", "limt is unknown (did you mean limit?)."),
+        ("GET", "/v1/items?fliter=%7B%7D&x=1", "fliter is unknown (did you mean filter?). x is unknown."),
+        ("GET", "/v1/items/ball-red?limit=2", "limit is unknown."),
+        ("GET", "/v1/facets?top=5", "top is unknown."),
+        ("GET", "/v1/jobs?count=5", "count is unknown."),
+        ("GET", "/v1/status?verbose=1", "verbose is unknown."),
+        ("GET", "/v1/examples?limit=1", "limit is unknown."),
+        ("DELETE", "/v1/items/ball-red?force=1", "force is unknown."),
+        ("POST", "/v1/search/batch?limit=1", "limit is unknown."),
+        ("POST", "/v1/search?lmit=1", "lmit is unknown (did you mean limit?)."),
+    ],
+)
+def test_an_unknown_option_is_refused(client: httpx.Client, method: str, address: str, message: str) -> None:
+    body: dict[str, Any] = {"files": {"image": tiny_photo(0, 0)}} if method == "POST" else {}
+    assert message in problem(client.request(method, address, **body), 422, "request-invalid")["detail"]
+    assert client.get("/v1/items/ball-red").status_code == 200
+
+
+def test_a_probe_may_have_any_option(client: httpx.Client) -> None:
+    assert client.get("/healthz?probe=1").status_code == client.get("/metrics?now=1").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -341,15 +513,18 @@ def test_an_invalid_item_is_refused_and_not_stored(shop: httpx.Client, body: str
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"images": [{}] * 5000}, "images: List should have at most 256 items"),
-        ({"images": [{}] * 100}, "images[0].id: "),
+        ({"images": [{}] * 5000}, "images must have at most 256 entries (got 5,000)"),
+        ({"images": [{}] * 100}, "images[0].id is missing."),
         ({"images": [{}] * 100}, "And 90 more."),
         ({str(number): number for number in range(1000)}, "1,000 keys"),
         ({"attributes": {str(number): None for number in range(1000)}}, "attributes: 1,000 were sent"),
-        ({"attributes": {"size": {"width": 5}}}, "attributes.size: Input should be a string"),
-        ({"attributes": {"price": 1e999}}, "attributes.price: Input should be a finite number"),
-        ({"title": "x" * 1001}, "title: String should have at most 1000 characters"),
-        ({"url": "x" * 2001}, "url: String should have at most 2000 characters"),
+        (
+            {"attributes": {"size": {"width": 5}}},
+            "attributes.size must be a text, a number, true or false (got an object).",
+        ),
+        ({"attributes": {"price": 1e999}}, "attributes.price must be a finite number (got inf)."),
+        ({"title": "x" * 1001}, "title must have at most 1,000 characters (got 1,001)."),
+        ({"url": "x" * 2001}, "url must have at most 2,000 characters (got 2,001)."),
     ],
 )
 def test_mistakes_are_reported_with_their_places_and_briefly(shop: httpx.Client, body: object, message: str) -> None:
@@ -404,8 +579,8 @@ def test_reading_needs_the_scope_search_and_writing_the_scope_write(settings: Se
 def test_the_first_photo_of_an_empty_gallery_is_found(tmp_path: Path) -> None:
     bundle, photo = make_tiny_bundle(tmp_path / "bundle"), tiny_photo(0, 0)
     with serving(Settings(gallery=tmp_path / "gallery", bundle=bundle, create=True, threads=1)) as client:
-        assert client.get("/v1/items").json() == {"items": [], "cursor": None}
-        assert client.get("/v1/facets").json() == {"facets": []}
+        assert client.get("/v1/items").json() == {"items": [], "cursor": None, "hints": []}
+        assert client.get("/v1/facets").json() == {"facets": [], "left_out": []}
         client.put("/v1/items/ball", json={"images": [in_json("front", photo)]})
         assert best(client, photo)["id"] == "ball"
 

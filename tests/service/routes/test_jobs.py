@@ -1,5 +1,6 @@
 """Re-indexing over the API: real jobs in processes of their own, watched, cancelled, and outliving the service."""
 
+import csv
 import json
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from index.ingest.options import ReindexOptions
 from service.auth.api_keys import KeyRing
 from service.settings import Settings
 from tests.service.conftest import problem, serving
+from tests.support.disk import files_up_to
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo, write_tiny_source
 
@@ -73,14 +75,14 @@ def test_a_job_is_started_watched_and_done(shop: Shop) -> None:
     assert [name for name, _ in events[:-1]] == ["progress"] * (len(events) - 1)
     name, last = events[-1]
     assert (name, last["state"], last["done"], last["total"]) == ("ended", "done", 24, 24)
-    assert (last["embedded"], last["unchanged"]) == (8, 16)
+    assert (last["source"], last["embedded"], last["unchanged"]) == ("more", 8, 16)
     job = shop.client.get(address).json()
     assert job == last and job["rate"] > 0 and job["seconds_left"] is None
     assert [one["id"] for one in shop.client.get("/v1/jobs").json()["jobs"]] == [job["id"], job["id"] - 1]
     options = ReindexOptions.model_validate_json((shop.gallery / "jobs" / f"{job['id']}.options.json").read_bytes())
     assert options.source == [shop.settings.sources["more"]], "the options are kept with the log"
     assert "8 photos embedded" in (shop.gallery / "jobs" / f"{job['id']}.log").read_text()
-    found = shop.client.post("/v1/search?top=1", files={"image": tiny_photo(2, 2)}).json()
+    found = shop.client.post("/v1/search?limit=1", files={"image": tiny_photo(2, 2)}).json()
     gallery = shop.client.get("/v1/status").json()["gallery"]
     assert found["items"][0]["id"] == "ball-blue"
     assert job["revision"] == found["revision"] == gallery["revision"] == gallery["index"]["revision"]
@@ -89,7 +91,9 @@ def test_a_job_is_started_watched_and_done(shop: Shop) -> None:
 def test_a_named_bundle_is_activated_over_the_api(shop: Shop) -> None:
     small = Bundle.load(shop.settings.bundles["small"]).id
     body = {"source": "more", "bundle": "small", "max_delete": 1, "queries": "more", "expect_recall": 0.5}
-    job = wait_for_end(shop.client, shop.client.post("/v1/jobs", json=body).headers["location"])
+    started = shop.client.post("/v1/jobs", json=body)
+    assert (shop.gallery / "bundles" / small).is_dir(), "items that are stored from now on get vectors of it"
+    job = wait_for_end(shop.client, started.headers["location"])
     assert (job["state"], job["bundle_id"]) == ("done", small) and "Recall@1" in job["message"]
     deadline = time.monotonic() + 20
     while shop.client.get("/v1/status").json()["bundle"]["id"] != small:
@@ -124,7 +128,7 @@ def test_a_request_names_sources_and_never_paths(shop: Shop) -> None:
         assert "lost, more" in body["remedy"]
     body = problem(shop.client.post("/v1/jobs", json={"source": "more", "bundle": "/tmp"}), 422, "request-invalid")
     assert "small" in body["remedy"]
-    for wrong in ({}, {"source": "more", "max_delete": 2}, {"source": "more", "queries": "more"}, {"sauce": "more"}):
+    for wrong in ({}, {"source": "more", "max_delete": 2}, {"source": "more", "expect_recall": 1}, {"sauce": "more"}):
         problem(shop.client.post("/v1/jobs", json=wrong), 422, "request-invalid")
     half = shop.client.post(
         "/v1/jobs", content=b'{"source": "more", "bundle": ["\\ud800"]}', headers={"Content-Type": "application/json"}
@@ -140,7 +144,29 @@ def test_an_invalid_bundle_is_reported(shop: Shop) -> None:
 
 def test_a_job_with_a_missing_source_fails_with_its_name(shop: Shop) -> None:
     job = wait_for_end(shop.client, shop.client.post("/v1/jobs", json={"source": "lost"}).headers["location"])
-    assert job["state"] == "failed" and "lost.csv" in job["message"]
+    assert job["state"] == "failed" and "No source at lost.csv." in job["message"]
+    assert str(shop.gallery.parent) not in json.dumps(shop.client.get("/v1/jobs").json()), "paths are not shown"
+
+
+def test_the_settings_allow_rows_to_name_more(tmp_path: Path) -> None:
+    gallery = make_tiny_gallery(tmp_path / "gallery", make_tiny_bundle(tmp_path / "bundle"))
+    photos, table = write_tiny_source(tmp_path / "photos").parent, tmp_path / "shop" / "catalogue.csv"
+    table.parent.mkdir()
+    table.write_text(f"item_id,image\n1,{photos}/red-0.jpg\n2,http://127.0.0.1:9/a.jpg\n")
+    reasons = {}
+    for folders, addresses in (([], []), ([str(photos)], ["127.0.0.0/8"])):
+        settings = Settings(
+            gallery=gallery,
+            threads=1,
+            sources={"shop": str(table)},
+            source_folders=folders,
+            source_addresses=addresses,
+        )
+        with serving(settings) as client:
+            job = wait_for_end(client, client.post("/v1/jobs", json={"source": "shop"}).headers["location"])
+        with (gallery / "jobs" / f"{job['id']}.rejects.csv").open() as file:
+            reasons[job["state"]] = [row["reason"] for row in csv.DictReader(file)]
+    assert reasons == {"failed": ["forbidden", "forbidden"], "partial": ["unreachable"]}
 
 
 @pytest.mark.parametrize(
@@ -166,7 +192,7 @@ def test_a_process_that_cannot_be_started_leaves_a_failed_job(shop: Shop, monkey
     monkeypatch.setattr("sys.executable", "/nowhere/python")
     problem(shop.client.post("/v1/jobs", json={"source": "more"}), 500, "internal")
     (newest, *_) = shop.client.get("/v1/jobs").json()["jobs"]
-    assert newest["state"] == "failed" and "/nowhere/python" in newest["message"]
+    assert newest["state"] == "failed" and "'python'" in newest["message"]
 
 
 def test_a_cancelled_job_ends_and_cannot_be_cancelled_again(shop: Shop) -> None:
@@ -182,6 +208,22 @@ def test_an_unknown_job_is_not_found(shop: Shop) -> None:
     problem(shop.client.delete("/v1/jobs/99"), 404, "job-missing")
     for number in ("0", "x", str(2**63)):
         problem(shop.client.get(f"/v1/jobs/{number}"), 422, "request-invalid")
+
+
+def test_a_history_that_cannot_be_opened_on_a_full_disk_is_reported_as_described(shop: Shop) -> None:
+    described = shop.client.get("/openapi.json").json()["paths"]
+    requests = [
+        ("GET", "/v1/jobs"),
+        ("POST", "/v1/jobs"),
+        ("GET", "/v1/jobs/{job_id}"),
+        ("DELETE", "/v1/jobs/{job_id}"),
+    ]
+    with files_up_to(4096):
+        for method, path in requests:
+            body = {"source": "more"} if method == "POST" else None
+            response = shop.client.request(method, path.replace("{job_id}", "1"), json=body)
+            problem(response, 507, "storage-full")
+            assert "507" in described[path][method.lower()]["responses"]
 
 
 def test_a_job_outlives_the_service_that_started_it(shop: Shop) -> None:
@@ -221,3 +263,19 @@ def test_jobs_need_the_scope_admin(settings: Settings, tmp_path: Path) -> None:
             refused = client.request(method, f"/v1/jobs{path}", headers=writer, json={"source": "more"})
             assert "admin" in problem(refused, 403, "forbidden")["detail"]
         assert client.get("/v1/jobs", headers=admin).status_code == 200
+
+
+def test_a_job_is_watched_by_a_bounded_number_of_clients(settings: Settings) -> None:
+    with closing(SQLiteJobs(Path(settings.gallery))) as history:
+        job = history.begin("catalogue.csv", "0" * 16)
+        with serving(settings.model_copy(update={"max_waiting": 1})) as client:
+            path = f"/v1/jobs/{job.record.id}/events"
+            with client.stream("GET", path) as first:
+                assert next(first.iter_lines()) == "event: progress"
+                refused = problem(client.get(path), 503, "overloaded")
+                assert refused["detail"] == "There are 1 watchers of jobs already."
+            job.update(state="cancelled")
+            deadline = time.monotonic() + 40
+            while client.get(path).status_code != 200:
+                assert time.monotonic() < deadline, "a client that left is noticed"
+                time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Pictures: addressed by content, cached forever, and never read from a path in a request."""
+"""Pictures: addressed by content, cached, and never read from a path in a request."""
 
 import io
 
@@ -14,14 +14,14 @@ from tests.support.tiny_gallery import tiny_photo
 @pytest.fixture
 def address(client: httpx.Client) -> str:
     """Of a picture in the gallery."""
-    answer = client.post("/v1/search?top=1", files={"image": tiny_photo(0, 0)}).json()
+    answer = client.post("/v1/search?limit=1", files={"image": tiny_photo(0, 0)}).json()
     return str(answer["items"][0]["image"]["url"])
 
 
 def test_a_picture_may_be_cached_forever(client: httpx.Client, address: str) -> None:
     picture = client.get(address)
     assert picture.headers["content-type"] == "image/jpeg"
-    assert picture.headers["cache-control"] == "public, max-age=31536000, immutable"
+    assert picture.headers["cache-control"] == "public, max-age=86400, immutable"
     assert Image.open(io.BytesIO(picture.content)).size == (96, 96)
 
 
@@ -58,3 +58,9 @@ def test_without_a_folder_there_are_no_examples(settings: Settings) -> None:
     with serving(settings.model_copy(update={"examples": None})) as client:
         assert client.get("/v1/examples").json() == {"examples": []}
         problem(client.get("/examples/blue%20ball.jpg"), 404, "not-found")
+
+
+def test_how_long_caches_keep_a_thumbnail_is_a_setting(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"media_max_age": 60})) as client:
+        found = client.post("/v1/search", json={"item_id": "ball-blue"}).json()["items"][0]["image"]["url"]
+        assert client.get(found).headers["cache-control"] == "public, max-age=60, immutable"

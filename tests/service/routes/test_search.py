@@ -30,7 +30,7 @@ def test_an_unseen_view_finds_its_own_product_first(client: httpx.Client) -> Non
 def test_a_match_has_everything_that_a_shop_shows(client: httpx.Client) -> None:
     answer = client.post("/v1/search", files={"image": tiny_photo(0, 1)}).json()
     best = answer["items"][0]
-    assert (best["id"], best["title"], best["url"]) == ("ball-red", "A red ball", "")
+    assert (best["id"], best["title"], best["url"]) == ("ball-red", "A red ball", None)
     assert best["attributes"]["brand"] == "Tiny" and best["attributes"]["price"] == 4.5
     assert best["score"] == pytest.approx(1, abs=1e-3)
     picture = client.get(best["image"]["url"])
@@ -60,8 +60,8 @@ def test_a_raw_body_is_answered_as_a_form_is(client: httpx.Client) -> None:
 
 def test_top_is_taken_from_the_address_and_from_the_form(client: httpx.Client) -> None:
     photo = tiny_photo(3, 2)
-    in_address = client.post("/v1/search?top=2", files={"image": photo}).json()
-    in_form = client.post("/v1/search", files={"image": photo}, data={"top": "3"}).json()
+    in_address = client.post("/v1/search?limit=2", files={"image": photo}).json()
+    in_form = client.post("/v1/search", files={"image": photo}, data={"limit": "3"}).json()
     assert (len(in_address["items"]), len(in_form["items"])) == (2, 3)
 
 
@@ -81,7 +81,7 @@ def test_many_searches_at_once_do_not_mix_their_answers(client: httpx.Client) ->
     numbers = [number % len(COLOURS) for number in range(48)]
 
     def best(number: int) -> str:
-        response = client.post("/v1/search?top=1", files={"image": tiny_photo(number, 4)})
+        response = client.post("/v1/search?limit=1", files={"image": tiny_photo(number, 4)})
         return str(response.json()["items"][0]["id"])
 
     with ThreadPoolExecutor(8) as pool:
@@ -92,7 +92,7 @@ def test_a_request_without_a_photo_is_refused(client: httpx.Client) -> None:
     problem(client.post("/v1/search"), 422, "image-missing")
     body = problem(client.post("/v1/search", files={"picture": tiny_photo(0, 0)}), 422, "image-missing")
     assert "`image`" in body["detail"]
-    problem(client.post("/v1/search", files={"top": (None, "3")}), 422, "image-missing")
+    problem(client.post("/v1/search", files={"limit": (None, "3")}), 422, "image-missing")
 
 
 def test_an_empty_photo_is_refused(client: httpx.Client) -> None:
@@ -179,26 +179,26 @@ def test_too_many_pixels_are_refused_however_few_bytes_hold_them(client: httpx.C
     assert "1001 x 1000" in body["detail"] and "1,000,000" in body["detail"]
 
 
-@pytest.mark.parametrize("top", ["0", "1001", "-1", "many", "1.5"])
-def test_a_top_out_of_range_is_named_with_its_value(client: httpx.Client, top: str) -> None:
+@pytest.mark.parametrize("limit", ["0", "1001", "-1", "many", "1.5"])
+def test_a_limit_out_of_range_is_named_with_its_value(client: httpx.Client, limit: str) -> None:
     photo = {"image": tiny_photo(0, 0)}
     for response in (
-        client.post("/v1/search", params={"top": top}, files=photo),
-        client.post("/v1/search", data={"top": top}, files=photo),
+        client.post("/v1/search", params={"limit": limit}, files=photo),
+        client.post("/v1/search", data={"limit": limit}, files=photo),
     ):
         body = problem(response, 422, "request-invalid")
-        assert body["detail"].startswith("top: ") and f"(got {top})" in body["detail"]
+        assert body["detail"].startswith("limit must be ") and f"(got {limit!r})" in body["detail"]
 
 
 def test_a_search_takes_its_options_in_every_form(client: httpx.Client) -> None:
     photo = tiny_photo(3, 2)
     encoded = base64.b64encode(photo).decode()
     wanted = {"colour": ["red", "yellow", "green"], "price": {"gte": 5}}
-    as_json = client.post("/v1/search", json={"image": encoded, "filter": wanted, "top": 2}).json()
-    in_form = client.post("/v1/search", files={"image": photo}, data={"filter": json.dumps(wanted), "top": 2}).json()
+    as_json = client.post("/v1/search", json={"image": encoded, "filter": wanted, "limit": 2}).json()
+    in_form = client.post("/v1/search", files={"image": photo}, data={"filter": json.dumps(wanted), "limit": 2}).json()
     in_address = client.post(
         "/v1/search",
-        params={"filter": json.dumps(wanted), "top": 2},
+        params={"filter": json.dumps(wanted), "limit": 2},
         content=photo,
         headers={"Content-Type": "image/jpeg"},
     ).json()
@@ -207,16 +207,16 @@ def test_a_search_takes_its_options_in_every_form(client: httpx.Client) -> None:
 
 
 def test_more_like_an_item_leaves_it_out(client: httpx.Client) -> None:
-    answer = client.post("/v1/search", json={"item_id": "ball-red", "top": 3}).json()
+    answer = client.post("/v1/search", json={"item_id": "ball-red", "limit": 3}).json()
     assert len(answer["items"]) == 3 and "ball-red" not in {item["id"] for item in answer["items"]}
     problem(client.post("/v1/search", json={"item_id": "no such"}), 404, "item-missing")
 
 
 def test_a_cursor_continues_after_the_page(client: httpx.Client) -> None:
     photo = {"image": tiny_photo(0, 0)}
-    whole = client.post("/v1/search?top=8", files=photo).json()
-    first = client.post("/v1/search?top=5", files=photo).json()
-    rest = client.post("/v1/search", params={"top": 5, "cursor": first["cursor"]}, files=photo).json()
+    whole = client.post("/v1/search?limit=8", files=photo).json()
+    first = client.post("/v1/search?limit=5", files=photo).json()
+    rest = client.post("/v1/search", params={"limit": 5, "cursor": first["cursor"]}, files=photo).json()
     assert first["items"] + rest["items"] == whole["items"] and rest["cursor"] is None
     problem(client.post("/v1/search?cursor=nonsense", files=photo), 422, "search-invalid")
 
@@ -228,29 +228,61 @@ def test_a_box_searches_for_a_part(client: httpx.Client) -> None:
     out = io.BytesIO()
     sheet.save(out, "PNG")
     for box, colour in (("0,0,0.5,1", "blue"), ("0.5,0,1,1", "yellow")):
-        answer = client.post("/v1/search", params={"box": box, "top": 1}, files={"image": out.getvalue()}).json()
+        answer = client.post("/v1/search", params={"box": box, "limit": 1}, files={"image": out.getvalue()}).json()
         assert answer["items"][0]["id"] == f"ball-{colour}"
     problem(client.post("/v1/search?box=0.5,0,0.4,1", files={"image": out.getvalue()}), 422, "request-invalid")
 
 
 def test_vectors_are_returned_only_on_request(client: httpx.Client) -> None:
     photo = {"image": tiny_photo(0, 0)}
-    plain = client.post("/v1/search?top=1", files=photo).json()["items"][0]
-    full = client.post("/v1/search?top=1&include=vectors", files=photo).json()["items"][0]
+    plain = client.post("/v1/search?limit=1", files=photo).json()["items"][0]
+    full = client.post("/v1/search?limit=1&include=vectors", files=photo).json()["items"][0]
     assert plain["vector"] is None and plain["attributes"]
     assert len(full["vector"]) == 48 and full["attributes"] == {}
 
 
+def test_an_option_in_the_body_counts_unless_the_query_string_has_it(client: httpx.Client) -> None:
+    body = {"item_id": "ball-red", "limit": 3}
+    assert len(client.post("/v1/search", json=body).json()["items"]) == 3
+    assert len(client.post("/v1/search?limit=2", json=body).json()["items"]) == 2
+
+
+def test_a_photo_may_be_sent_as_bytes_of_no_known_type(client: httpx.Client) -> None:
+    headers = {"Content-Type": "application/octet-stream"}
+    answer = client.post("/v1/search?limit=1", content=tiny_photo(2, 5), headers=headers).json()
+    assert answer["items"][0]["id"] == "ball-blue"
+
+
+@pytest.mark.parametrize(
+    ("filter", "hint"),
+    [
+        ({"color": "red"}, "No searchable item has the attribute 'color'"),
+        ({"price": {"gte": "4"}}, "compares 'price' with texts, but its values are numbers."),
+        ({"colour": [1, True]}, "compares 'colour' with true or false or numbers, but its values are texts."),
+    ],
+)
+def test_a_filter_that_cannot_match_is_explained(client: httpx.Client, filter: dict[str, Any], hint: str) -> None:
+    answer = client.post("/v1/search", json={"item_id": "ball-red", "filter": filter}).json()
+    assert answer["items"] == [] and len(answer["hints"]) == 1 and hint in answer["hints"][0]
+
+
+@pytest.mark.parametrize("filter", [{}, {"colour": "red"}, {"colour": "no such"}, {"color": {"exists": False}}])
+def test_other_searches_have_no_hints(client: httpx.Client, filter: dict[str, Any]) -> None:
+    assert client.post("/v1/search", json={"item_id": "ball-blue", "filter": filter}).json()["hints"] == []
+
+
 def test_a_batch_is_answered_in_its_order(client: httpx.Client) -> None:
-    searches = [{"image": base64.b64encode(tiny_photo(number, 3)).decode(), "top": 1} for number in (4, 1)]
-    answers = client.post("/v1/search/batch", json={"searches": [*searches, {"item_id": "ball-red", "top": 1}]}).json()
+    searches = [{"image": base64.b64encode(tiny_photo(number, 3)).decode(), "limit": 1} for number in (4, 1)]
+    answers = client.post(
+        "/v1/search/batch", json={"searches": [*searches, {"item_id": "ball-red", "limit": 1}]}
+    ).json()
     assert [answer["items"][0]["id"] for answer in answers["answers"]][:2] == ["ball-magenta", "ball-green"]
     problem(client.post("/v1/search/batch", json={"searches": searches * 9}), 422, "request-invalid")
 
 
 def test_an_option_outside_the_searches_of_a_batch_is_refused(client: httpx.Client) -> None:
-    batch = {"searches": [{"item_id": "ball-red"}], "top": 1}
-    assert "top: " in problem(client.post("/v1/search/batch", json=batch), 422, "request-invalid")["detail"]
+    batch = {"searches": [{"item_id": "ball-red"}], "limit": 1}
+    assert "limit is unknown" in problem(client.post("/v1/search/batch", json=batch), 422, "request-invalid")["detail"]
 
 
 @pytest.mark.parametrize("path", ["/v1/search/batch", "/v1/jobs"])
@@ -274,15 +306,19 @@ MANY = {str(number): number for number in range(1000)}
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/v1/search/batch", {"searches": [{}] * 5000}, "searches: List should have at most 256 items"),
+        ("/v1/search/batch", {"searches": [{}] * 5000}, "searches must have at most 256 entries (got 5,000)"),
         ("/v1/search/batch", {"searches": [{}] * 256}, "searches[0]: "),
         ("/v1/search/batch", {"searches": [{}] * 256}, "And 246 more."),
-        ("/v1/search/batch", {"searches": [{"item_id": "a"}, {"item_id": "a", "top": 0}]}, "searches[1].top: "),
+        (
+            "/v1/search/batch",
+            {"searches": [{"item_id": "a"}, {"item_id": "a", "limit": 0}]},
+            "searches[1].limit must be at least 1 (got 0).",
+        ),
         ("/v1/search/batch", {"searches": [{"item_id": "a", "exclude": [1] * 1000}] * 16}, "And 6 more."),
         ("/v1/search", MANY, "1,000 keys were sent"),
-        ("/v1/search", {"item_id": "a", "include": ["x"] * 1000}, "include: List should have at most 8 items"),
-        ("/v1/search", {"item_id": "a", "exclude": [1] * 1000}, "exclude[0]: "),
-        ("/v1/search", {"item_id": "a", "filter": [{}] * 1000}, "filter: "),
+        ("/v1/search", {"item_id": "a", "include": ["x"] * 1000}, "include must have at most 8 entries (got 1,000)"),
+        ("/v1/search", {"item_id": "a", "exclude": [1] * 1000}, "exclude[0] must be a text (got 1)."),
+        ("/v1/search", {"item_id": "a", "filter": [{}] * 1000}, "filter must be an object (got a list)."),
         ("/v1/jobs", {"source": "catalogue", **MANY}, "1,001 keys"),
     ],
 )

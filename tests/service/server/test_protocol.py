@@ -1,10 +1,9 @@
-"""Connections that are idle or too many do not keep other clients out."""
+"""Connections that are idle do not keep other clients out, and those in use are not cut off."""
 
 import asyncio
 import socket
 import threading
 import time
-from contextlib import ExitStack
 from http.client import HTTPResponse
 from typing import Any
 
@@ -66,29 +65,25 @@ def test_the_limit_of_the_head_does_not_apply_to_the_body(settings: Settings) ->
         assert slow.recv(100_000).startswith(b"HTTP/1.1 404")
 
 
-def test_connections_beyond_the_limit_are_closed_at_once(settings: Settings) -> None:
-    with serving(settings.model_copy(update={"max_connections": 3})) as client:
-        with ExitStack() as opened:
-            few = [opened.enter_context(connect(client)) for _ in range(3)]
-            for connection in few:
-                connection.sendall(HEAD)
-                assert answered(connection)
-            assert not answered(opened.enter_context(connect(client)))
-            few[0].sendall(HEAD)
-            assert answered(few[0])
-        for _ in range(100):  # until the service has noticed that they left
-            with connect(client) as late:
-                late.sendall(HEAD)
-                if answered(late):
-                    return
-            time.sleep(0.1)
-        pytest.fail("clients that left must make room")
+@pytest.mark.parametrize("path", ["/v1/search", "/v1/items/none"])
+def test_a_client_that_half_closes_after_its_request_is_answered(settings: Settings, path: str) -> None:
+    body = b'{"item_id": "ball-blue"}'
+    method = b"POST" if path == "/v1/search" else b"PATCH"
+    head = method + b" " + path.encode() + b" HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with serving(settings) as client, connect(client) as connection:
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        connection.shutdown(socket.SHUT_WR)
+        received = b"".join(iter(lambda: connection.recv(100_000), b""))
+    assert received.startswith((b"HTTP/1.1 200", b"HTTP/1.1 422")) and received.endswith(b"}")
 
 
-@pytest.mark.parametrize(("files", "limit"), [(1024, 896), (100, 16)])
-def test_open_files_are_reserved_for_the_gallery(monkeypatch: pytest.MonkeyPatch, files: int, limit: int) -> None:
-    monkeypatch.setattr("resource.getrlimit", lambda kind: (files, files))
-    assert protocol.max_connections() == limit
+def test_a_client_that_half_closes_within_a_request_is_closed(settings: Settings) -> None:
+    for sent in (b"", HEAD[:20], b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nhalf"):
+        with serving(settings) as client, connect(client) as connection:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            connection.settimeout(5)
+            assert b"HTTP/1.1 200" not in connection.recv(100_000)
 
 
 def test_a_client_that_was_not_accepted_yet_is_answered_before_shutdown(settings: Settings) -> None:

@@ -1,7 +1,9 @@
 """Graceful shutdown: no request is cut off, and it does not take long."""
 
 import asyncio
+import io
 import json
+import logging
 import re
 import signal
 import socket
@@ -17,7 +19,9 @@ from typing import cast
 import httpx
 import pytest
 
+from index._util.system import is_running
 from index.gallery.store.sqlite_jobs import SQLiteJobs
+from service.observability.logging import TextFormatter, current_request_id
 from service.server.shutdown import draining
 from service.settings import Settings
 from service.state import ServiceState
@@ -38,7 +42,7 @@ def test_during_the_delay_clients_are_sent_elsewhere_and_no_request_is_cut_off(
             answered = 0
             with httpx.Client(base_url=service.address, timeout=60) as client:
                 while True:
-                    response = client.post("/v1/search?top=1", files=PHOTO)
+                    response = client.post("/v1/search?limit=1", files=PHOTO)
                     assert response.json()["items"][0]["id"] == "ball-blue"
                     answered += 1
                     begun.release()
@@ -105,6 +109,25 @@ def test_a_request_that_is_on_its_way_when_the_port_closes_is_answered(
             assert (answer.status, answer.headers["connection"]) == (200, "close")
 
 
+@pytest.mark.slow
+def test_server_processes_end_when_their_parent_is_killed(settings: Settings, tmp_path: Path) -> None:
+    with running(settings, tmp_path, LOOKALIKE_WORKERS="2", LOOKALIKE_DRAIN_SECONDS="0") as service:
+        place = httpx.URL(service.address)
+        assert httpx.get(f"{service.address}/healthz", timeout=60).status_code == 200
+        children = Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children").read_text().split()
+        assert len(children) >= 2
+        service.process.kill()
+        service.process.wait(20)
+        until_refused(place)
+        with socket.create_server((place.host, place.port or 80)):
+            pass  # the port is free for the next service
+        deadline = time.monotonic() + 30
+        while any(is_running(int(child)) for child in children):
+            assert time.monotonic() < deadline, "the server processes must end"
+            time.sleep(0.1)
+        assert "was killed; shutting down" in service.log.read_text()
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, INTERRUPTED)])
 def test_a_client_that_watches_a_job_does_not_delay_shutdown(
     settings: Settings, tmp_path: Path, number: signal.Signals, code: int
@@ -142,3 +165,30 @@ def test_a_signal_that_all_processes_receive_twice_counts_once(repeat_seconds: f
         assert len(ended) == is_ended + 1, "afterwards the former handler is restored"
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_the_log_of_a_shutdown_has_the_id_of_no_request() -> None:
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(TextFormatter())
+    logger = logging.getLogger("service.server.shutdown")
+    before = signal.signal(signal.SIGTERM, lambda number, frame: logger.warning("ended"))
+    state = SimpleNamespace(settings=SimpleNamespace(drain_seconds=0.01), shutting_down=False)
+
+    async def receive_within_a_request() -> None:
+        with draining(cast(ServiceState, state)):
+            current_request_id.set("some-request")
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(0.1)
+
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        asyncio.run(receive_within_a_request())
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        signal.signal(signal.SIGTERM, before)
+    assert "shutting down in" in stream.getvalue() and "ended" in stream.getvalue()
+    assert "some-request" not in stream.getvalue()

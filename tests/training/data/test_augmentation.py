@@ -253,3 +253,28 @@ def test_all_of_them_together_make_a_picture_of_the_right_size_again_and_again(
     first, second = (augmented(shapes(), 5, side=side, **settings) for _ in range(2))
     assert first.size == (side, side) and first.mode == "RGB"
     assert np.array_equal(values(first), values(second))
+
+
+def test_a_padded_photo_is_cropped_from_the_square_around_it() -> None:
+    tall = Image.new("RGB", (30, 60), "blue")
+    settings, rng = AugmentationSettings(**WHOLE), np.random.default_rng(0)
+    crop = augment(encoded(tall), (0, 0, 30, 60), 20, settings, rng, "pad")
+    pixels = values(crop)
+    assert (pixels == [0, 0, 255]).all(axis=2).sum() == 200, "half of the square"
+    assert (pixels[:, :5] == 255).all() and (pixels[:, 15:] == 255).all()
+
+
+@given(st.integers(30, 90), st.integers(30, 90), st.integers(0, 10_000))
+def test_padded_crops_show_the_same_place_as_crops_of_the_padded_photo(width: int, height: int, seed: int) -> None:
+    rows, columns = np.mgrid[0:height, 0:width]
+    photo = Image.fromarray(np.stack((rows * 2, columns * 2, rows + columns), axis=2).astype(np.uint8))
+    length = max(width, height)
+    square = Image.new("RGB", (length, length), "white")
+    square.paste(photo, ((length - width) // 2, (length - height) // 2))
+    settings, whole = AugmentationSettings(interpolation="bilinear", flip=False), (0, 0, length, length)
+    expected = augment(encoded(square), whole, 24, settings, np.random.default_rng(seed))
+    part = (0, 0, width, height)
+    found = augment(encoded(photo), part, 24, settings, np.random.default_rng(seed), "pad")
+    # The edge between photo and white is rounded to a pixel instead of blended.
+    difference = np.abs(values(found) - values(expected)).max(axis=2)
+    assert np.median(difference) <= 6 and (difference > 30).mean() <= 3 / 24

@@ -1,11 +1,12 @@
 """Data sets: splits by class, held-out classes, and missing files."""
 
+import unicodedata
 from pathlib import Path
 
 import pytest
 
 from training.data import DataSet, Photo
-from training.data.dataset import drop_missing, hold_out
+from training.data.dataset import drop_missing, hold_out, split_by_class
 from training.errors import TrainingError
 
 
@@ -28,8 +29,58 @@ def test_held_out_classes_are_complete_and_depend_on_the_seed() -> None:
     train, validation = hold_out(photos, 0.2, seed=1)
     assert sorted(train + validation) == sorted(photos)
     assert not labels(train) & labels(validation)
-    assert len(labels(validation)) == 4
+    assert 2 <= len(labels(validation)) <= 8, "about 4"
     assert hold_out(photos, 0.2, seed=1)[1] == validation != hold_out(photos, 0.2, seed=2)[1]
+
+
+def test_the_share_of_held_out_classes_is_about_the_wanted_one() -> None:
+    photos = some_photos(**{f"product-{number}": 2 for number in range(3000)})
+    assert len(labels(split_by_class("shop", photos).test)) == pytest.approx(1000, abs=80)
+    assert len(labels(hold_out(photos, 0.15, seed=3)[1])) == pytest.approx(450, abs=60)
+
+
+@pytest.mark.parametrize("count", [81, 500])
+def test_a_new_class_moves_no_other_to_another_split(count: int) -> None:
+    """Month by month a catalogue grows and shrinks; the class that was measured is still measured."""
+    names = [f"product-{number}" for number in range(count)]
+    old = split_by_class("shop", some_photos(**dict.fromkeys(names, 3)))
+    grown = split_by_class("shop", some_photos(**dict.fromkeys(["aaa", *names, "zzz", "m"], 3)))
+    shrunk = split_by_class("shop", some_photos(**dict.fromkeys(names[1:], 3)))
+    for other in (grown, shrunk):
+        assert not labels(old.train) & labels(other.test) and not labels(old.test) & labels(other.train)
+        for seed in range(3):
+            before, after = (hold_out(data.train, 0.2, seed) for data in (old, other))
+            assert not labels(before[0]) & labels(after[1]) and not labels(before[1]) & labels(after[0])
+
+
+def test_in_a_tiny_catalogue_a_new_class_moves_at_most_one_other() -> None:
+    for number in range(50):
+        names = [f"{number}-{letter}" for letter in "abcdef"]
+        old, new = (
+            labels(split_by_class("shop", some_photos(**dict.fromkeys(of, 2))).test) for of in (names[:5], names)
+        )
+        assert len((old ^ new) - {names[5]}) <= 1
+
+
+def test_the_validation_classes_do_not_follow_from_the_test_classes() -> None:
+    """One hash for both would leave no class in the lowest part of the training set."""
+    data = split_by_class("shop", some_photos(**{f"product-{number}": 2 for number in range(600)}))
+    assert len(labels(hold_out(data.train, 0.15, seed=0)[1])) > 30
+
+
+def test_an_accent_is_the_same_in_both_of_its_spellings() -> None:
+    names = [f"caf\u00e9-{number}" for number in range(40)]
+    spelled = [unicodedata.normalize("NFD", name) for name in names]
+    composed, decomposed = (
+        labels(split_by_class("shop", some_photos(**dict.fromkeys(of, 2))).test) for of in (names, spelled)
+    )
+    assert {unicodedata.normalize("NFC", name) for name in decomposed} == composed
+
+
+def test_a_small_share_never_holds_out_more_than_half() -> None:
+    for number in range(50):
+        photos = some_photos(**{f"{number}-{letter}": 2 for letter in "abcdef"})
+        assert 2 <= len(labels(split_by_class("shop", photos).test)) <= 3
 
 
 def test_classes_with_one_photo_are_never_held_out_but_stay_in_training() -> None:

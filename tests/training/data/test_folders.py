@@ -52,15 +52,25 @@ def test_a_class_in_both_train_and_test_is_refused(tmp_path: Path) -> None:
 
 def test_files_of_unknown_types_and_empty_folders_are_remarked_but_hidden_ones_are_not(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "photos")
-    for name in ("red/a.tiff", "red/b.tiff", "blue/notes.txt", "blue/._0.jpg", ".trash/0.jpg", "later/deep/0.jpg"):
+    for name in ("red/a.tiff", "red/b.tiff", "blue/notes.txt", "blue/._0.jpg", ".trash/0.jpg", "later/deep/0.txt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     data = load_data(f"folder:{folder}")
     assert data.remarks == (
-        "1 folder holds no photos: later.",
-        "3 files are not images of a known type and left out: .tiff (2), .txt (1).",
+        "1 folder holds no photos: later/deep.",
+        "4 files are not images of a known type and left out: .tiff (2), .txt (2).",
     )
     assert len(data.train) + len(data.test) == 32
+
+
+def test_folders_that_hold_photos_are_the_classes_at_any_depth(tmp_path: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "photos" / "Fruit" / "Apple")
+    folder.rename(folder.with_name("Pear"))
+    write_tiny_folder(tmp_path / "photos" / "Fruit" / "Apple")
+    data = load_data(f"folder:{tmp_path / 'photos'}")
+    assert {"Fruit/Apple/red", "Fruit/Pear/red"} <= labels(data.train) | labels(data.test)
+    assert len(labels(data.train) | labels(data.test)) == 16
+    assert data.remarks == ()
 
 
 def test_too_few_classes_are_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Checking photos before a run: bad ones are named and left out, good ones are not looked at again."""
 
+import csv
 import io
 import os
 import shutil
@@ -30,9 +31,9 @@ def checked_photos(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     seen: list[Path] = []
     look = validation.photo_problem
 
-    def watched(photo: Photo) -> str | None:
+    def watched(photo: Photo, data: bytes) -> str | None:
         seen.append(photo.path)
-        return look(photo)
+        return look(photo, data)
 
     monkeypatch.setattr(validation, "photo_problem", watched)
     return seen
@@ -123,9 +124,7 @@ def test_a_box_outside_the_upright_image_is_left_out(data: DataSet, cache: Path)
 def test_a_data_set_of_bad_photos_is_refused_with_the_reason(data: DataSet, cache: Path) -> None:
     for photo in data.train:
         photo.path.write_bytes(b"no image")
-    with pytest.raises(
-        TrainingError, match=r"fewer than two classes to learn\. 20 photos cannot be read.*not an image"
-    ):
+    with pytest.raises(TrainingError, match=r"has 0 classes to learn\. 20 photos cannot be read.*not an image"):
         check_photos(data, cache=cache)
 
 
@@ -136,3 +135,56 @@ def test_a_damaged_cache_is_reported_with_the_fix(data: DataSet, cache: Path) ->
         check_photos(data, cache=cache)
     shutil.rmtree(cache.parent)
     assert check_photos(data, cache=cache) is data
+
+
+def read_csv(file: Path) -> list[list[str]]:
+    with file.open(newline="", encoding="utf-8") as text:
+        return list(csv.reader(text))
+
+
+def test_every_unreadable_photo_is_listed_in_a_file(data: DataSet, cache: Path, tmp_path: Path) -> None:
+    bad = data.train[:5]
+    for photo in bad:
+        photo.path.write_bytes(b"no image")
+    formula = Photo(tmp_path / "=1+1.jpg", "=cmd()")
+    checked = check_photos(DataSet("bad", (*data.train, formula), data.test), cache=cache, reports=tmp_path / "run")
+    header, *rows = read_csv(tmp_path / "run" / "unreadable.csv")
+    assert header == ["path", "class", "problem"]
+    assert [row[0] for row in rows] == [str(photo.path) for photo in (*bad, formula)]
+    assert rows[-1][1] == "'=cmd()", "a spreadsheet does not run it"
+    assert f"All are listed in {tmp_path / 'run' / 'unreadable.csv'}." in checked.remarks
+    assert not (tmp_path / "run" / "duplicates.csv").exists()
+
+
+def test_equal_photos_of_two_classes_are_reported_from_the_cache_too(
+    data: DataSet, cache: Path, tmp_path: Path, checked_photos: list[Path]
+) -> None:
+    first, other = data.train[0], next(photo for photo in data.train if photo.label != data.train[0].label)
+    measured, twin = data.test[:2]
+    assert measured.label == twin.label
+    for copy in (other, measured):
+        shutil.copy(first.path, copy.path)
+    shutil.copy(data.test[4].path, data.test[5].path)
+    for _ in range(2):
+        checked = check_photos(data, cache=cache, reports=tmp_path)
+        assert checked.train == data.train and checked.test == data.test, "nothing is left out"
+        assert checked.remarks[0] == (
+            "1 photo has two or more classes, 1 of them both to learn and to measure; the figures suffer:"
+        )
+        assert str(first.path) in checked.remarks[1]
+        assert checked.remarks[2] == "1 test photo occurs more than once in its class, which raises recall."
+        rows = read_csv(tmp_path / "duplicates.csv")
+        assert rows[0] == ["group", "path", "class", "use"]
+        assert {tuple(row[1:]) for row in rows if row[0] == "1"} == {
+            (str(first.path), first.label, "learn"),
+            (str(other.path), other.label, "learn"),
+            (str(measured.path), measured.label, "measure"),
+        }
+    assert len(checked_photos) == 32, "digests come from the cache the second time"
+
+
+def test_parts_of_one_photo_are_no_duplicates(data: DataSet, cache: Path) -> None:
+    first, second = data.train[0], next(photo for photo in data.train if photo.label != data.train[0].label)
+    boxes = (Photo(first.path, first.label, (0, 0, 20, 20)), Photo(first.path, second.label, (20, 20, 40, 40)))
+    parts = DataSet("boxes", (*boxes, *data.train[1:]), data.test)
+    assert check_photos(parts, cache=cache) is parts

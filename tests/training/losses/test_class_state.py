@@ -49,10 +49,10 @@ def test_the_queue_holds_nine_epochs_up_to_the_authors_size(changes: dict[str, A
         ({}, "give steps_per_epoch, or queue_start and filter_start"),
         ({"queue_start": 5}, "give steps_per_epoch"),
         ({"queue_start": 5, "filter_start": 4}, "the filter starts at step 4, before the queue"),
-        ({"steps_per_epoch": 0}, "steps_per_epoch = 0"),
-        ({"steps_per_epoch": 9, "positive_penalty": "some"}, "positive_penalty = 'some'"),
+        ({"steps_per_epoch": 0}, r"steps_per_epoch must be greater than 0 \(got 0\)"),
+        ({"steps_per_epoch": 9, "positive_penalty": "some"}, r"positive_penalty must be .* \(got 'some'\)"),
         ({"steps_per_epoch": 9, "tau": 100}, r"tau \(100.0\) must be below volume"),
-        ({"steps_per_epoch": 9, "lambda": 0.1}, "no setting 'lambda'.*search_margin"),
+        ({"steps_per_epoch": 9, "lambda": 0.1}, "lambda is unknown.*search_margin"),
     ],
 )
 def test_invalid_settings_are_refused_with_the_reason(changes: dict[str, Any], problem: str) -> None:

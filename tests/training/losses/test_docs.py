@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from training.losses.proxy_isa import ProxyISALoss, ProxyISASettings
-from training.losses.registry import loss_names
+from training.losses.registry import default_settings, loss_names
 
 PAGE = (Path(__file__).parents[3] / "docs" / "loss.md").read_text(encoding="utf-8")
 
@@ -24,7 +24,7 @@ def test_the_example_trains_with_queue_and_filter_on() -> None:
 
 
 def test_the_table_lists_every_setting_with_its_default() -> None:
-    table = dict(re.findall(r"^\| `(\w+)` \| (\S+) \|", PAGE, re.MULTILINE))
+    table = dict(re.findall(r"^\| `(\w+)` \| ([^\s`]+) \|", PAGE, re.MULTILINE))
     assert table == {name: written(field.default) for name, field in ProxyISASettings.model_fields.items()}
 
 
@@ -34,3 +34,17 @@ def written(default: object) -> str:
 
 def test_the_page_names_every_loss() -> None:
     assert all(f"`{name}`" in PAGE for name in loss_names())
+
+
+def test_the_page_lists_the_settings_of_every_loss() -> None:
+    common = default_settings("proxy_isa")
+    for name in loss_names():
+        settings = default_settings(name)
+        if shares := "volume" in settings:
+            missing = [f"`{key}`" for key in sorted(common.keys() - settings.keys())]
+            settings = {key: value for key, value in settings.items() if key not in common}
+        own = ", ".join(f"{key}={written(default)}" for key, default in settings.items())
+        cells = [f"`{own}`"] if own else []
+        if shares:
+            cells.append("those of Proxy-ISA [above](#settings)" + (f" but {' and '.join(missing)}" if missing else ""))
+        assert f"| `{name}` | {', '.join(cells)} |" in PAGE

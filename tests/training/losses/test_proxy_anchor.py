@@ -81,5 +81,7 @@ def test_no_step_and_no_diagnosis_waits_for_the_gpu() -> None:
 
 
 def test_a_bad_setting_is_refused_with_its_value() -> None:
-    with pytest.raises(LookalikeError, match=r"positive_scale = 0.*Known settings: margin, alpha, positive_scale"):
+    with pytest.raises(
+        LookalikeError, match=r"positive_scale must be .*\(got 0\).*Known settings: margin, alpha, positive_scale"
+    ):
         ProxyAnchorLoss(CLASSES, SIZE, positive_scale=0)

@@ -1,5 +1,8 @@
 """Every loss of the registry can be made, learns, keeps its weights' precision and refuses nonsense."""
 
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from index.errors import LookalikeError
-from training.losses.registry import loss_names, make_loss, setting_names
+from training.losses.registry import learns_from_pairs, loss_names, make_loss, setting_names
 
 CLASSES, PER_CLASS, INPUT, SIZE = 8, 6, 20, 12
 SPECIAL: dict[str, dict[str, Any]] = {
@@ -133,7 +136,7 @@ def test_an_unknown_loss_is_refused_with_the_known_ones() -> None:
 def test_an_unknown_setting_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(LookalikeError) as caught:
         make_loss(name, CLASSES, SIZE, {**SPECIAL.get(name, {}), "temprature": 1})
-    assert "no setting 'temprature'" in caught.value.problem
+    assert "temprature is unknown" in caught.value.problem
     assert all(setting in caught.value.remedy for setting in setting_names(name))
 
 
@@ -145,3 +148,59 @@ def test_a_setting_reaches_the_loss() -> None:
     assert [len(list(make_loss("margin", 5, 3, {"learn_beta": on}).parameters())) for on in (True, False)] == [1, 0]
     per_class = make_loss("margin", 5, 3, {"beta_per_class": True})
     assert [p.shape for p in per_class.parameters()] == [(5,)]
+
+
+PLUGIN = """
+from __future__ import annotations
+import torch
+from torch import Tensor, nn
+
+
+class CentreLoss(nn.Module):
+    learns_from_pairs = True
+
+    def __init__(self, num_classes: int, embedding_size: int, *, margin: float = 0.5, train_size: int = 0) -> None:
+        super().__init__()
+        self.centres = nn.Parameter(torch.randn(num_classes, embedding_size))
+        self.margin, self.train_size = margin, train_size
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(embeddings @ self.centres.T, labels) + self.margin
+
+
+def unsized(margin: float) -> nn.Module:
+    return nn.Identity()
+"""
+
+
+@pytest.fixture
+def own_losses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "own_losses.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("own_losses", None)
+
+
+def test_a_loss_of_another_module_has_its_parameters_as_settings(own_losses: None) -> None:
+    name = "own_losses:CentreLoss"
+    assert setting_names(name) == ["margin", "train_size"] and learns_from_pairs(name)
+    loss = make_loss(name, CLASSES, SIZE, {"margin": 0.25})
+    embeddings = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(0))
+    expected = nn.functional.cross_entropy(embeddings @ loss.get_parameter("centres").T, torch.arange(4)) + 0.25
+    assert torch.equal(loss(embeddings, torch.arange(4)), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "problem"),
+    [
+        ("own_losses:CentreLoss", {"margn": 1}, "margn is unknown"),
+        ("own_losses:CentreLoss", {"margin": "wide"}, r"margin must be a number \(got 'wide'\)"),
+        ("own_losses:unsized", {}, "cannot be called with num_classes and embedding_size"),
+        ("own_losses:Absent", {}, "cannot be loaded"),
+    ],
+)
+def test_a_loss_of_another_module_that_does_not_fit_is_refused(
+    own_losses: None, name: str, settings: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(LookalikeError, match=problem):
+        make_loss(name, CLASSES, SIZE, settings)

@@ -180,3 +180,23 @@ def test_the_page_opens_in_a_browser_without_messages(run: RunFolder, scheme: st
         browser.close()
     assert messages == []
     assert [url for url in requests if url != address and not url.startswith("data:")] == []
+
+
+def test_a_run_that_kept_the_untrained_backbone_states_it(make_run: Callable[..., RunFolder], photos: Path) -> None:
+    run = make_run("selection.validation_share=0.4", "optimiser.learning_rate=0.1")
+    remark = run.result()["remark"]
+    assert run.result()["epoch"] == 0 and "Training did not help" in remark
+    report(run.path)
+    read = Reader(page_of(run))
+    text = " ".join(read.text)
+    assert remark in text and "the untrained backbone, the best MAP@R on the validation classes" in text
+    assert "1,280 dimensions" in text
+
+
+def test_photos_that_are_only_for_measuring_make_a_page(run: RunFolder, photos: Path, tmp_path: Path) -> None:
+    labels = sorted({photo.label for photo in load_data(f"folder:{photos}").test})
+    rows = [f"{label},{file},test" for label in labels for file in sorted((photos / label).glob("?.jpg"))]
+    table = tmp_path / "measured.csv"
+    table.write_text("\n".join(["label,path,split", *rows]))
+    report(run.path, out=tmp_path / "page.html", data=f"table:{table}")
+    assert "are not those of this run" in (tmp_path / "page.html").read_text()

@@ -21,7 +21,9 @@ def test_a_run_that_is_added_again_replaces_its_lines(tmp_path: Path) -> None:
     assert len(folder.history_file.read_text().splitlines()) == 4
 
 
-@pytest.mark.parametrize(("line", "problem"), [("{", "line 2 is not JSON"), ('{"study": "x"}', "line 2: run: ")])
+@pytest.mark.parametrize(
+    ("line", "problem"), [("{", "line 2 is not JSON"), ('{"study": "x"}', "line 2: run is missing")]
+)
 def test_a_damaged_line_is_reported_with_its_number(tmp_path: Path, line: str, problem: str) -> None:
     folder = StudyFolder(tmp_path)
     folder.add(result_of("one", 0, 0.1), [])

@@ -8,15 +8,16 @@ import pytest
 
 from index.errors import LookalikeError
 from index.gallery import open_gallery
-from index.gallery.store.schema import SCHEMA_VERSION, connect, prepare
+from index.gallery.store.schema import SCHEMA_VERSION, prepare
+from index.gallery.store.sqlite_connection import connect
 
 
 def test_tables_are_created_once(tmp_path: Path) -> None:
     path = tmp_path / "store.sqlite"
     with closing(connect(path)) as connection:
-        prepare(connection, path)
+        prepare(connection)
         connection.execute("UPDATE counters SET value = 7 WHERE name = 'revision'")
-        prepare(connection, path)
+        prepare(connection)
         assert connection.execute("SELECT value FROM counters WHERE name = 'revision'").fetchone() == (7,)
         assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)

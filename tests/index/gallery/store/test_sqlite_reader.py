@@ -1,5 +1,6 @@
 """Reads of the SQLite store: the change log, reads of one instant, bulk reads."""
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -7,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from index.gallery.errors import StoreError
 from index.gallery.store.sqlite import SQLiteStore
-from index.gallery.types import Item
+from index.gallery.types import Attribute, Item
 from tests.index.gallery.reference import BUNDLE, MUG, OTHER_BUNDLE, TRIO, photo, unit
 
 
@@ -39,7 +41,7 @@ def test_changes_contain_only_what_happened_after_a_revision(store: SQLiteStore)
     assert (everything.revision, everything.removed) == (1, [])
     assert [row.id for row in everything.images] == ["front", "left", "right", "open"]
     assert {item.id for item in everything.items.values()} == {"mug", "shoe", "bag"}
-    assert store.read.changes(key, 1)[2:] == ([], [], {})
+    assert store.read.changes(key, 1)[2:5] == ([], [], {})
     store.upsert([(MUG.model_copy(update={"title": "Changed"}), [])], BUNDLE)
     store.upsert([(Item(id="shoe"), [photo("left", unit(0, 0, 1), 9)])], BUNDLE)
     changes = store.read.changes(key, 1)
@@ -55,6 +57,41 @@ def test_changes_of_one_bundle_contain_no_vector_of_another(store: SQLiteStore) 
     other = store.read.bundle(OTHER_BUNDLE)
     assert other and other.dimension == 2
     assert [row.id for row in store.read.changes(other.key, 0).images] == ["front"]
+
+
+def test_changes_are_read_in_batches_of_complete_revisions(store: SQLiteStore) -> None:
+    key = bundle_key(store)
+    for number in range(5):
+        store.upsert([(Item(id=f"lamp-{number}"), [photo("on", unit(0, 0, 1), 20 + number)])], BUNDLE)
+    store.delete(["mug"])
+    since, revisions, images, removed = 0, [], [], []
+    while True:
+        changes = store.read.changes(key, since, 3)
+        since = changes.revision
+        revisions.append(since)
+        images += [row.digest for row in changes.images]
+        removed += changes.removed
+        if changes.is_last:
+            break
+    assert revisions == [1, 4, 7], "the first revision has more than three changes, the next three have one each"
+    assert len(images) == len(set(images)) == 8 and len(removed) == 1
+
+
+def test_damaged_rows_are_errors_of_the_store(store: SQLiteStore, tmp_path: Path) -> None:
+    key = bundle_key(store)
+    with closing(sqlite3.connect(tmp_path / "catalogue.sqlite")) as database, database:
+        database.execute("UPDATE items SET attributes = '{' WHERE id = 'mug'")
+        database.execute("UPDATE vectors SET vector = x'00'")
+        database.execute("UPDATE items SET title = CAST(x'ff' AS TEXT) WHERE id = 'bag'")
+    for read in (
+        lambda: store.read.get_item("mug"),
+        lambda: store.read.get_item("bag"),
+        lambda: store.read.changes(key, 0),
+        lambda: store.read.items_after("", 10),
+        lambda: list(store.read.items(key)),
+    ):
+        with pytest.raises(StoreError, match="Restore a snapshot"):
+            read()
 
 
 def test_a_long_read_is_of_one_instant(store: SQLiteStore) -> None:
@@ -89,3 +126,17 @@ def test_images_without_a_vector_of_a_bundle_are_counted(store: SQLiteStore) -> 
     store.upsert([(MUG, [photo("front", unit(0, 1), 1)])], OTHER_BUNDLE)
     assert store.read.images_without(OTHER_BUNDLE) == 3
     assert store.read.images_without("unknown") == 4
+    with store.open_reader() as reader:
+        assert ("mug", "front") not in reader.image_ids_without(OTHER_BUNDLE)
+        assert len(list(reader.image_ids_without(OTHER_BUNDLE))) == 3
+
+
+def test_large_items_are_read_a_few_at_a_time(store: SQLiteStore) -> None:
+    large: dict[str, Attribute] = {f"text-{number}": "x" * 4000 for number in range(250)}
+    names = [f"item-{number:02}" for number in range(12)]
+    store.upsert([(Item(id=name, attributes=large), []) for name in names], BUNDLE)
+    found: list[str] = []
+    while block := store.read.items_after(found[-1] if found else "", 100):
+        assert len(block) < 6
+        found += [item.id for item in block]
+    assert [name for name in found if name.startswith("item-")] == names

@@ -29,7 +29,7 @@ def alive_keys(block: Block) -> list[int]:
 def test_a_block_holds_the_rows_with_their_vectors() -> None:
     block = make_block(3, 5)
     assert (len(block), block.keys.tolist(), block.items.tolist()) == (2, [3, 5], [103, 105])
-    assert [(image.id, image.digest) for image in block.images] == [("image-3", f"{3:064x}"), ("image-5", f"{5:064x}")]
+    assert block.images == [("image-3", f"{3:064x}"), ("image-5", f"{5:064x}")]
     assert block.vectors.tolist() == [[0, 0, 0, 1], [0, 1, 0, 0]]
     assert block.selection is None
 
@@ -54,7 +54,7 @@ def test_masking_unknown_keys_returns_the_same_block() -> None:
 def test_merging_drops_masked_images() -> None:
     merged = make_block(1, 2).without(np.array([1])).merge(make_block(3, 4).without(np.array([4])))
     assert (merged.keys.tolist(), merged.items.tolist()) == ([2, 3], [102, 103])
-    assert [image.id for image in merged.images] == ["image-2", "image-3"]
+    assert [name for name, _ in merged.images] == ["image-2", "image-3"]
     assert merged.vectors.tolist() == [[0, 0, 1, 0], [0, 0, 0, 1]]
     assert merged.alive.all() and merged.selection is None
 

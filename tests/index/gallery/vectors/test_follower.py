@@ -114,6 +114,27 @@ def test_a_reader_continues_while_generations_are_replaced(tmp_path: Path) -> No
     writer.close()
 
 
+def test_a_reader_that_catches_up_in_batches_returns_the_same_results(tmp_path: Path) -> None:
+    entries = make_entries(120)
+    reference = ReferenceGallery(entries[:40])
+    writer = open_gallery(tmp_path / "gallery", create=True)
+    writer.upsert(entries[:40], BUNDLE)
+    writer.compact()
+    reader = open_gallery(tmp_path / "gallery", settings=GallerySettings(follow_batch=7))
+    check_searches(reader, reference, 1)
+    for number, entry in enumerate(entries[40:]):
+        writer.upsert([entry], BUNDLE)
+        reference.upsert([entry])
+        if number % 3 == 0:
+            deleted = [entries[number][0].id, entry[0].id]
+            writer.delete(deleted)
+            reference.delete(deleted)
+    check_searches(reader, reference, 2)
+    assert reader.search(entries[0][1][0].vector[None], bundle_id=BUNDLE).revision == writer.stats().revision
+    reader.close()
+    writer.close()
+
+
 def test_a_reader_whose_removals_are_no_longer_listed_starts_again(tmp_path: Path) -> None:
     entries = make_entries(60)
     reference = ReferenceGallery(entries[:30])
@@ -132,6 +153,32 @@ def test_a_reader_whose_removals_are_no_longer_listed_starts_again(tmp_path: Pat
     reference.check(reader.search(query, bundle_id=BUNDLE, top=50).hits[0], query, top=50)
     reader.close()
     writer.close()
+
+
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_reader_that_missed_removals_finds_them_by_comparing_all_images(tmp_path: Path, reopened: bool) -> None:
+    few = GallerySettings(listed_removals=3, delta_block=4)
+    entries = make_entries(80)
+    reference = ReferenceGallery(entries[:60])
+    query = entries[0][1][0].vector[None]
+    with open_gallery(tmp_path / "gallery", create=True, settings=few) as writer:
+        writer.upsert(entries[:40], BUNDLE)
+        writer.compact()
+        writer.upsert(entries[40:60], BUNDLE)
+        reader = open_gallery(tmp_path / "gallery", settings=few)
+        reader.search(query, bundle_id=BUNDLE)
+        for number in (*range(0, 30, 2), *range(40, 60, 3)):
+            writer.delete([entries[number][0].id])
+            reference.delete([entries[number][0].id])
+        writer.upsert(entries[60:], BUNDLE)
+        reference.upsert(entries[60:])
+        if reopened:
+            reader.close()
+            reader = open_gallery(tmp_path / "gallery", settings=few)
+        reference.check(reader.search(query, bundle_id=BUNDLE, top=100).hits[0], query, top=100)
+        assert index_stats(reader).revision == index_stats(writer).revision == 1, "the index is still used"
+        assert reader.verify() == []
+        reader.close()
 
 
 def test_a_reader_of_a_bundle_that_was_dropped_and_indexed_again_reads_the_new_vectors(

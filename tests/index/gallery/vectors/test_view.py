@@ -32,7 +32,8 @@ def make_view(store: SQLiteStore, settings: GallerySettings | None = None) -> Vi
 
 
 def catch_up(view: View, store: SQLiteStore) -> View:
-    return view.apply(store.read.changes(view.bundle.key, view.revision))
+    with store.open_reader() as reader:
+        return view.catch_up(reader)
 
 
 def contents(view: View, filter: Filter | None = None) -> dict[tuple[str, str], str]:
@@ -106,3 +107,23 @@ def test_segments_are_cached_for_the_most_recent_filters(store: SQLiteStore) -> 
     for filter in filters[1:]:
         view.segments(filter)
     assert view.segments(filters[0]) is not first
+
+
+def test_segments_of_a_long_filter_are_not_cached(store: SQLiteStore) -> None:
+    view = make_view(store, GallerySettings(cached_length=100))
+    for document in ({"name": ["x" * 99]}, {"not": {"name": {"lt": "x" * 99}}}):
+        long = Filter.parse(document)
+        assert view.segments(long) is not view.segments(long)
+    short = Filter.parse({"name": ["x" * 90], "new": {"exists": True}})
+    assert view.segments(short) is view.segments(short)
+
+
+def test_a_compaction_is_due_for_a_few_items_that_take_much_memory(store: SQLiteStore) -> None:
+    view = make_view(store, GallerySettings(max_delta_bytes=100_000))
+    assert not view.is_compaction_due
+    for number in range(3):
+        large = Item(id="large", attributes={f"text {name}": f"{number}" * 1000 for name in range(40)})
+        store.upsert([(large, [LAMP_IMAGE])], BUNDLE)
+        view = catch_up(view, store)
+    assert view.is_compaction_due and view.pending < 10
+    assert len(view.items) == 1, "only the newest version is kept, but all of them count"

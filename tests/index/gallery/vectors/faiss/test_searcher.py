@@ -105,6 +105,18 @@ def test_results_are_padded_if_more_are_requested_than_vectors_exist(kind: Index
     assert np.array_equal(np.sort(positions[:, :COUNT], axis=1), np.tile(np.arange(COUNT), (2, 1)))
 
 
+@pytest.mark.parametrize("queries", [1, 3])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_results_are_complete_if_the_effort_reaches_too_few_vectors(queries: int, filtered: bool) -> None:
+    index, plan, _ = build_shop("ivf")
+    poor = plan.model_copy(update={"effort": 1, "filtered_effort": 1, "growth": 0.0})
+    allowed = AllowList(np.arange(COUNT) % 3 > 0) if filtered else None
+    found = Searcher(index, poor, CHEAP_STEPS).search(
+        queries_near(np.arange(queries)), 1500, allowed, filtered=filtered
+    )
+    assert (found[1] >= 0).all() and all(len(set(row)) == 1500 for row in found[1].tolist())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_written_index_finds_the_same_mapped_or_read(kind: IndexKind, tmp_path: Path) -> None:
     index, plan, order = build_shop(kind)
