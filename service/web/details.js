@@ -58,4 +58,5 @@ element("item-similar").addEventListener("click", () => searchSimilar(shown)); /
 dialog.addEventListener("click", (event) => {
   if (event.target === dialog) dialog.close(); // the backdrop: everything else is inside the content
 });
-dialog.addEventListener("close", () => { shown = null; });
+// The event arrives after the dialog closed: by then it may show the next item.
+dialog.addEventListener("close", () => { if (!dialog.open) shown = null; });

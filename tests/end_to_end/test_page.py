@@ -247,6 +247,20 @@ def test_invalid_link_shows_an_error(page: Page, address: str) -> None:
 # --- details and equal photos
 
 
+def test_details_that_open_while_others_close_stay_usable(browser: Browser, address: str) -> None:
+    with open_page(browser, address) as page:
+        page.goto(f"{address}/#example=red.jpg")
+        opener = page.get_by_role("button", name="Details of A blue ball")
+        opener.click()
+        # In one task: the dialog's event `close` arrives after it was opened again.
+        opener.evaluate("node => { document.getElementById('item-dialog').close(); node.click(); }")
+        dialog = page.get_by_role("dialog", name="A blue ball")
+        expect(dialog.get_by_role("img", name="Photo 2 of 2")).to_be_visible()
+        expect(dialog).to_have_attribute("aria-busy", "false")
+        dialog.get_by_role("button", name="More like this").click()
+        expect(page.get_by_role("heading", name="More like A blue ball")).to_be_focused()
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_details_show_the_id_all_attributes_and_all_photos(browser: Browser, address: str, width: int) -> None:
     with open_page(browser, address, viewport={"width": width, "height": 844}) as page:
