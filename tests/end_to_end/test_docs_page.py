@@ -4,7 +4,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.support.pages import open_page
+from tests.support.pages import TIMEOUT_MS, open_page
 
 pytestmark = pytest.mark.slow
 
@@ -29,3 +29,20 @@ def test_the_documentation_has_the_policy_of_every_other_page(address: str) -> N
     assert docs.status_code == 200
     assert docs.headers["Content-Security-Policy"] == page.headers["Content-Security-Policy"]
     assert "unsafe" not in docs.headers["Content-Security-Policy"]
+
+
+def test_the_reference_shows_every_operation(browser: Browser, address: str) -> None:
+    document = httpx.get(f"{address}/openapi.json").json()["paths"]
+    operations = [operation["summary"] for path in document.values() for operation in path.values()]
+    with browser.new_context() as context, context.new_page() as page:
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+        page.goto(f"{address}/redoc")
+        for operation in operations:
+            expect(page.locator("h2", has_text=operation).first).to_be_visible(timeout=TIMEOUT_MS)
+        expect(page.locator(".redoc-wrap")).to_have_css("display", "flex")  # the policy did not block ReDoc's styles
+        # ReDoc's own logo is the one thing that the policy must keep from another host.
+        assert [text for text in errors if "redoc.ly/redoc/logo" not in text] == []
+    policy = httpx.get(f"{address}/redoc").headers["Content-Security-Policy"]
+    assert "unsafe" not in policy and "https:" not in policy
