@@ -6,12 +6,13 @@
 #   make docs     build the documentation site
 #   make package  build the wheel and the source distribution
 #   make lock     write the requirements of the images with digests
+#   make page-animation  record docs/page.webp, the web page in use
 PYTHON ?= python3
 BIN := .venv/bin
 DEMO_DIR ?= demo
 PORT ?= 8000
 
-.PHONY: env demo check test test-containers lint bench docs package sbom audit lock clean
+.PHONY: env demo check test test-containers lint bench docs page-animation package sbom audit lock clean
 
 env: .venv/.complete
 
@@ -70,6 +71,11 @@ bench: env
 # Strict: a broken link or a page that is missing in the navigation fails the build.
 docs: .venv-docs/.complete
 	.venv-docs/bin/mkdocs build --strict --quiet
+
+# Needs Chromium. The demo takes minutes the first time, seconds after that.
+page-animation: env
+	$(BIN)/lookalike demo --no-serve --dir $(DEMO_DIR)
+	$(BIN)/python docs/page_animation.py --demo $(DEMO_DIR)
 
 package: .venv-release/.complete
 	rm -rf dist
