@@ -6,18 +6,17 @@ It is next to docs/page.webp, which it writes: `make page-animation`.
 import argparse
 import io
 import os
-import shutil
 import sys
 from pathlib import Path
 
 from PIL import Image, ImageDraw
-from playwright.sync_api import Locator, Page, sync_playwright
+from playwright.sync_api import Locator, Page, ViewportSize, sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # starting a server is shared with the tests
 from index._util.files import atomic_write
+from tests.support.browsers import find_browser
 from tests.support.processes import run_server
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VIEWPORT = (1200, 840)
 SIZE = (900, 630)
 QUALITY = 80
@@ -80,8 +79,8 @@ def record(address: str, browser_path: str, example: str, choice: str) -> Record
     """Plays the scenes in a browser."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox", "--disable-gpu"])
-        viewport = {"width": VIEWPORT[0], "height": VIEWPORT[1]}
-        page = browser.new_page(viewport=viewport, reduced_motion="reduce", color_scheme="light")  # type: ignore[arg-type]
+        viewport = ViewportSize(width=VIEWPORT[0], height=VIEWPORT[1])
+        page = browser.new_page(viewport=viewport, reduced_motion="reduce", color_scheme="light")
         page.goto(address)
         recorder = Recorder(page)
         target = page.locator(f'#examples button[aria-label*="{example}"]').first
@@ -106,7 +105,7 @@ def main() -> None:
     parser.add_argument("--example", default="teapot", help="part of the name of the photo (default: teapot)")
     parser.add_argument("--filter", default="handbag", help="value to filter by (default: handbag)")
     options = parser.parse_args()
-    browser_path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    browser_path = find_browser()
     if browser_path is None:
         sys.exit("Chromium or Chrome is not on the PATH. Install it: apt-get install chromium")
     gallery, examples = options.demo / "gallery", options.demo / "examples"

@@ -1,23 +1,21 @@
 """Fixtures of the tests of the web page: a browser, and a service over a small gallery."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.support.browsers import find_browser
 from tests.support.pages import MAX_BYTES, open_page
 from tests.support.processes import run_server
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import COLOURS, make_tiny_gallery, tiny_photo
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    path = find_browser()
     if path is None:
         pytest.skip("Chromium or Chrome is not on the PATH: apt install chromium")
     with sync_playwright() as playwright:

@@ -10,14 +10,13 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from index.errors import LookalikeError
+from tests.support.browsers import find_browser
 from tests.support.tiny_gallery import COLOURS, write_tiny_folder
 from tests.support.training_runs import RecordingCallback
 from training.checkpoints import RunFolder
 from training.cli import report
 from training.data import load_data
 from training.report import write_report
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def page_of(run: RunFolder) -> str:
@@ -155,7 +154,7 @@ def test_photos_of_other_classes_are_shown_without_the_proxies(run: RunFolder, t
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_opens_in_a_browser_without_messages(run: RunFolder, scheme: str) -> None:
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    path = find_browser()
     if path is None:
         pytest.skip("no Chromium or Chrome on the PATH: install one, for example with `apt install chromium`")
     address = (run.path / "report.html").absolute().as_uri()
