@@ -102,11 +102,12 @@ class StoreReader(Protocol):
 
     def bundles(self) -> list[BundleRow]: ...
 
-    def changes(self, bundle: int, since: int, limit: int | None = None) -> Changes:
+    def changes(self, bundle: int, since: int, limit: int | None = None, *, whole_items: bool = False) -> Changes:
         """Returns what a follower that has seen the revision `since` must apply.
 
         With a `limit` it may return only the first revisions, with about so many changes. They are of the store as it
-        is now, so that only what is applied after the last of them is the state of one revision.
+        is now, so that only what is applied after the last of them is the state of one revision. With `whole_items`
+        the images include all those of changed items.
         """
 
     def get_item(self, item_id: str) -> StoredItem | None: ...

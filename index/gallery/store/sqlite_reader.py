@@ -136,28 +136,32 @@ class SQLiteReader:
             row = self._db.execute(query, (value,)).fetchone()
         return BundleRow(*row) if row else None
 
-    def changes(self, bundle: int, since: int, limit: int | None = None) -> Changes:
+    def changes(self, bundle: int, since: int, limit: int | None = None, *, whole_items: bool = False) -> Changes:
         with self.instant():
             revision = self.revision()
             until = self._revision_after(bundle, since, limit) if limit else revision
-            new = "vectors.bundle = ? AND vectors.revision > ? AND vectors.revision <= ?"
-            images = (
-                "SELECT images.key, item, images.id, digest, vector FROM vectors JOIN images ON image = images.key "
-                f"WHERE {new} ORDER BY images.key"
-            )
+            new = "vectors.bundle = ?1 AND vectors.revision > ?2 AND vectors.revision <= ?3"
+            changed = "items.revision > ?2 AND items.revision <= ?3"
+            row = "SELECT images.key, item, images.id, digest, vector"
+            images = f"{row} FROM vectors JOIN images ON image = images.key WHERE {new}"
+            if whole_items:
+                images += (
+                    f" UNION {row} FROM items JOIN images ON item = items.key JOIN vectors ON image = images.key "
+                    f"WHERE vectors.bundle = ?1 AND {changed}"
+                )
             items = (
-                "SELECT key, id, title, url, attributes FROM items WHERE revision > ? AND revision <= ? UNION "
+                f"SELECT key, id, title, url, attributes FROM items WHERE {changed} UNION "
                 "SELECT items.key, items.id, title, url, attributes FROM vectors JOIN images ON image = images.key "
                 f"JOIN items ON item = items.key WHERE {new}"
             )
             removed = "SELECT image FROM removed WHERE revision > ? AND revision <= ?"
-            span = since, until
+            span = bundle, since, until
             return Changes(
                 until,
                 self._number("SELECT value FROM counters WHERE name = 'forgotten'"),
-                [key for (key,) in self._db.execute(removed, span)],
-                self._check_vectors(bundle, [ImageRow(*row) for row in self._db.execute(images, (bundle, *span))]),
-                {key: _parse_item(*row) for key, *row in self._db.execute(items, (*span, bundle, *span))},
+                [key for (key,) in self._db.execute(removed, span[1:])],
+                self._check_vectors(bundle, [ImageRow(*it) for it in self._db.execute(f"{images} ORDER BY 1", span)]),
+                {key: _parse_item(*it) for key, *it in self._db.execute(items, span)},
                 is_last=until == revision,
             )
 

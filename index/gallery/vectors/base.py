@@ -57,11 +57,18 @@ class BuiltIndex(Protocol):
     def max_images_per_item(self) -> int: ...
 
     @property
+    def whole_items(self) -> bool:
+        """Whether the delta must hold all images of a changed item: the index finds them by what the item was."""
+
+    @property
     def masked(self) -> int:
         """The number of its images that `after` removed, and of its items that it replaced."""
 
     def after(self, removed: Sequence[int], items: Mapping[int, Item]) -> Self:
-        """Returns the index without some images, and with newer items; both by the store's keys."""
+        """Returns the index without some images, and with newer items; both by the store's keys.
+
+        With `whole_items` it holds no image of these items any more.
+        """
 
     def segment(self, filter: Filter | None) -> Segment:
         """Returns the images whose items match a filter."""

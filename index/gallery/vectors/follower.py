@@ -54,7 +54,8 @@ class Follower:
     def _catch_up(self, view: View) -> View:
         """Returns the view after all changes, which are read in batches."""
         while True:
-            changes = self._store.watch.changes(view.bundle.key, view.revision, self._settings.follow_batch)
+            batch, whole_items = self._settings.follow_batch, view.index.whole_items
+            changes = self._store.watch.changes(view.bundle.key, view.revision, batch, whole_items=whole_items)
             if view.revision < changes.forgotten:
                 with self._store.open_reader() as reader:  # more is read, which must be of one instant
                     return view.catch_up(reader)

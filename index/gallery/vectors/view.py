@@ -94,7 +94,7 @@ class View:
 
         Where some removals are no longer listed, the images that are gone are found by comparing all of them.
         """
-        changes = reader.changes(self.bundle.key, self.revision)
+        changes = reader.changes(self.bundle.key, self.revision, whole_items=self.index.whole_items)
         if self.revision < changes.forgotten:
             keys = [segment.keys(segment.positions())[0] for segment in self.segments(None)]
             gone = np.setdiff1d(np.concatenate([*keys, np.empty(0, np.int64)]), reader.image_keys(self.bundle.key))

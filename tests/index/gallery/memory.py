@@ -226,8 +226,10 @@ class MemoryStore:
     def bundles(self) -> list[BundleRow]:
         return list(self.data.bundles.values())
 
-    def changes(self, bundle: int, since: int, limit: int | None = None) -> Changes:
-        rows = [row for row in self._rows(bundle) if self.data.vectors[bundle, row.key][0] > since]
+    def changes(self, bundle: int, since: int, limit: int | None = None, *, whole_items: bool = False) -> Changes:
+        changed = {key for key, _, version in self.data.items.values() if whole_items and version > since}
+        new = {key for (owner, key), (revision, _) in self.data.vectors.items() if owner == bundle and revision > since}
+        rows = [row for row in self._rows(bundle) if row.key in new or row.item in changed]
         owners = {row.item for row in rows}
         items = {key: item for key, item, version in self.data.items.values() if version > since or key in owners}
         removed = [key for revision, key in self.data.removed if revision > since]
@@ -470,6 +472,7 @@ class MemoryBuiltIndex:
     revision: int
     rows: list[tuple[FullImageRow, Item]]
     masked: int = 0
+    whole_items: bool = True
 
     @property
     def max_images_per_item(self) -> int:
@@ -477,9 +480,8 @@ class MemoryBuiltIndex:
 
     def after(self, removed: Sequence[int], items: Mapping[int, Item]) -> "MemoryBuiltIndex":
         removed_keys = set(removed)
-        rows = [(row, items.get(row.item, item)) for row, item in self.rows if row.key not in removed_keys]
-        changed = len({row.item for row, _ in rows} & items.keys())
-        return replace(self, rows=rows, masked=self.masked + len(self.rows) - len(rows) + changed)
+        rows = [(row, item) for row, item in self.rows if row.key not in removed_keys]
+        return replace(self, rows=rows, masked=self.masked + len(self.rows) - len(rows))
 
     def segment(self, filter: Filter | None) -> MemorySegment:
         return MemorySegment([pair for pair in self.rows if filter is None or filter.matches(pair[1].attributes)])

@@ -59,6 +59,7 @@ class MaskedGeneration:
     """Items of the generation that changed, by key."""
     rows: Mapping[int, int] = field(default_factory=dict)
     """Their rows in the generation, by key."""
+    whole_items: bool = False
 
     @property
     def name(self) -> str | None:

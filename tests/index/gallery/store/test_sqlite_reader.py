@@ -51,6 +51,16 @@ def test_changes_contain_only_what_happened_after_a_revision(store: SQLiteStore)
     assert {item.title for item in changes.items.values()} == {"Changed", ""}
 
 
+def test_changes_contain_all_images_of_changed_items_on_request(store: SQLiteStore) -> None:
+    key = bundle_key(store)
+    store.upsert([(Item(id="shoe", title="Changed"), [])], BUNDLE)
+    assert store.read.changes(key, 1).images == []
+    assert [row.id for row in store.read.changes(key, 1, whole_items=True).images] == ["left", "right"]
+    store.upsert([(Item(id="shoe", title="Again"), [photo("left", unit(0, 0, 1), 9)])], BUNDLE)
+    assert sorted(row.id for row in store.read.changes(key, 2, whole_items=True).images) == ["left", "right"]
+    assert store.read.changes(key, 3, whole_items=True).images == []
+
+
 def test_changes_of_one_bundle_contain_no_vector_of_another(store: SQLiteStore) -> None:
     store.upsert([(MUG, [photo("front", unit(0, 1), 1)])], OTHER_BUNDLE)
     assert store.read.changes(bundle_key(store), 1).images == []
