@@ -40,6 +40,7 @@ def open_page(
     page.on("console", collect)
     page.on("request", lambda request: requests.append(request.url))
     yield page
+    page.unroute_all(behavior="ignoreErrors")  # of handlers that still run: they would fail the next test
     context.close()
     assert errors == []
     assert [url for url in requests if not url.startswith((f"{address}/", "blob:", "data:"))] == []

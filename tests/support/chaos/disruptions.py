@@ -65,15 +65,17 @@ class Killer:
 
     async def _start(self) -> None:
         """Starts the service. On a full disk that may fail with a reason: SQLite needs a little space to open."""
+        faults = self._world.stats.faults
         while True:
-            was_full = self._world.is_disk_full
+            was_full, fillings = self._world.is_disk_full, faults["disk filled"]
             try:
                 await self._world.service.start()
                 return
             except StartFailed as error:
+                was_full = was_full or faults["disk filled"] > fillings  # it was filled during the start
                 if not was_full or not re.search("disk|space", str(error)):
                     raise
-                self._world.stats.faults["start refused on a full disk"] += 1
+                faults["start refused on a full disk"] += 1
                 await asyncio.sleep(0.2)
 
 
