@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from index.embedding.bundle import Bundle
 from index.errors import LookalikeError
 from index.gallery import backup, export, verify
+from index.gallery.addresses import redact
 from index.gallery.bundle_stats import BundleStats, list_bundles
 from index.gallery.cursors import decode_cursor, encode_cursor, hash_query
 from index.gallery.errors import BundleMismatch, ItemMissing, SearchError, StoreError
@@ -67,14 +68,21 @@ class Gallery:
         *,
         address: str,
         maintain: bool = False,
+        cache: Path | None = None,
         settings: GallerySettings | None = None,
     ) -> None:
-        """`maintain` follows writes and compacts in the background: for a process that keeps running."""
-        self.address = address
+        """`maintain` follows writes and compacts in the background: for a process that keeps running.
+
+        `address` and `cache` are what a process that compacts opens.
+        """
+        self.address = redact(address)
+        """For messages: without passwords."""
         self._store = store
         self._index = index
         self._settings = settings or GallerySettings()
-        self._maintainer = Maintainer(address, index, self._settings) if maintain and not store.is_read_only else None
+        self._maintainer = (
+            Maintainer(address, index, self._settings, cache=cache) if maintain and store.can_record_indexes else None
+        )
         self._lock = threading.Lock()
         self._news = -1
         self._active: str | None = None
@@ -82,7 +90,7 @@ class Gallery:
         self._rehearsals: dict[str, Follower] = {}
         self._opening: dict[str, threading.Lock] = {}
         for problem in verify.find_lost_writes(store, index):
-            log.error("%s: %s; see `lookalike gallery verify`", address, problem)
+            log.error("%s: %s; see `lookalike gallery verify`", self.address, problem)
         self._keeping_up_to = -1
         self._background = RepeatedTask(self._keep_up, self._settings.follow_seconds, "follow") if maintain else None
 
