@@ -24,6 +24,7 @@ from index.gallery.vectors.faiss.settings import FaissSettings
 from index.gallery.verify import Fault
 
 __all__ = [
+    "CACHE_VARIABLE",
     "BuildReport",
     "Gallery",
     "GalleryStats",

@@ -29,7 +29,7 @@ from index.gallery.store.postgres_connection import (
 from index.gallery.store.postgres_indexes import LocalIndexes, SharedIndexes
 from index.gallery.store.postgres_jobs import PostgresJobs
 from index.gallery.store.postgres_reader import PostgresReader, Snapshot, instant
-from index.gallery.store.postgres_schema import has_gallery, migrate
+from index.gallery.store.postgres_schema import is_current, migrate, read_version
 from index.gallery.store.postgres_writer import Writer
 from index.gallery.types import Item, NewImage
 
@@ -91,19 +91,15 @@ class PostgresStore:
             with store_errors("read"):
                 query = "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::boolean"
                 read_only = bool(connection.execute(query).fetchall()[0][0])
-        finally:
-            connection.close()
-        if (read_only or not create) and not has_gallery(server):
-            raise LookalikeError(
-                f"There is no gallery in the schema {server.schema} of the database.",
-                "Create one with `lookalike reindex`, or correct the address.",
-            )
-        if not read_only:
-            migrate(server)
-        query = "SELECT has_table_privilege('state', 'UPDATE')"
-        connection = server.connect(seconds=server.settings.read_seconds)
-        try:
-            with store_errors("read"):
+                version = read_version(connection, server.schema)
+                if version == 0 and (read_only or not create):
+                    raise LookalikeError(
+                        f"There is no gallery in the schema {server.schema} of the database.",
+                        "Create one with `lookalike reindex`, or correct the address.",
+                    )
+                if not is_current(version):
+                    migrate(server)
+                query = "SELECT has_table_privilege('state', 'UPDATE')"
                 return read_only or not connection.execute(query).fetchall()[0][0]
         finally:
             connection.close()

@@ -23,7 +23,7 @@ _BLOCK_LENGTH = 4_000_000
 """Length of the attributes that are read at a time: those of one item have up to a million characters."""
 _BLOCK_ITEMS = 64
 """Items that are read at first, and then twice as many: their attributes may be long."""
-_BUNDLE = "SELECT key, id, dimension, index_name, index_revision FROM bundles"
+_BUNDLE = "SELECT (SELECT revision FROM state), key, id, dimension, index_name, index_revision FROM bundles"
 _BUNDLE_KEY = "(SELECT key FROM bundles WHERE id = %(bundle)s)"
 _SPAN = "revision > %(since)s AND revision <= %(until)s"
 _NEW_IMAGES = f"SELECT image FROM vectors WHERE bundle = %(bundle)s AND {_SPAN}"
@@ -142,18 +142,21 @@ class PostgresReader:
             "p.key, p.id, p.dimension, p.index_name, p.index_revision FROM state "
             "LEFT JOIN bundles a ON a.key = bundle LEFT JOIN bundles p ON p.key = previous"
         )
-        row = self._one(query)
-        return Head(row[0], row[1], self._bundle(row[2:7]), self._bundle(row[7:12]))
-
-    def _bundle(self, row: tuple[Any, ...]) -> BundleRow | None:
-        return self._indexes.apply(BundleRow(*row)) if row[0] is not None else None
+        indexes, row = self._indexes.fix(), self._one(query)
+        active, previous = (
+            indexes.apply(BundleRow(*part), row[0]) if part[0] is not None else None for part in (row[2:7], row[7:12])
+        )
+        return Head(row[0], row[1], active, previous)
 
     def bundle(self, bundle_id: str) -> BundleRow | None:
-        rows = self._all(f"{_BUNDLE} WHERE id = %(bundle)s", bundle=bundle_id)
-        return self._bundle(rows[0]) if rows else None
+        return next(iter(self._bundles(f"{_BUNDLE} WHERE id = %(bundle)s", bundle=bundle_id)), None)
 
     def bundles(self) -> list[BundleRow]:
-        return [self._indexes.apply(BundleRow(*row)) for row in self._all(f"{_BUNDLE} ORDER BY key")]
+        return self._bundles(f"{_BUNDLE} ORDER BY key")
+
+    def _bundles(self, query: str, **values: object) -> list[BundleRow]:
+        indexes = self._indexes.fix()
+        return [indexes.apply(BundleRow(*row), revision) for revision, *row in self._all(query, **values)]
 
     def changes(self, bundle: int, since: int, limit: int | None = None, *, whole_items: bool = False) -> Changes:
         return self._source.run(lambda connection: _read_changes(connection, bundle, since, limit, whole_items))

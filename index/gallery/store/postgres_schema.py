@@ -83,37 +83,26 @@ def read_version(connection: Connection, schema: str) -> int:
     return int(row[0])
 
 
-def has_gallery(server: Server) -> bool:
-    """Whether the schema has a gallery, of whichever version."""
-    connection = server.connect(seconds=server.settings.read_seconds)
-    try:
-        with store_errors("read"):
-            return read_version(connection, server.schema) > 0
-    finally:
-        connection.close()
-
-
 def migrate(server: Server, migrations: Sequence[str] = MIGRATIONS) -> None:
     """Creates the tables or brings them to the current version, unless another process does; refuses newer ones."""
     connection = server.connect(seconds=0)
     try:
-        with store_errors():
-            if _is_current(connection, server.schema, len(migrations)):
-                return
-            with connection.transaction():
-                connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
-                version = read_version(connection, server.schema)
-                if version == 0:
-                    _create_schema(connection, server.schema)
-                for statements in migrations[version:]:
-                    connection.execute(statements)
-                connection.execute("UPDATE schema_version SET version = %s", (len(migrations),))
+        with store_errors(), connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
+            version = read_version(connection, server.schema)
+            if is_current(version, len(migrations)):
+                return  # another process was faster
+            if version == 0:
+                _create_schema(connection, server.schema)
+            for statements in migrations[version:]:
+                connection.execute(statements)
+            connection.execute("UPDATE schema_version SET version = %s", (len(migrations),))
     finally:
         connection.close()
 
 
-def _is_current(connection: Connection, schema: str, current: int) -> bool:
-    version = read_version(connection, schema)
+def is_current(version: int, current: int = len(MIGRATIONS)) -> bool:
+    """Whether tables of a version can be used as they are; refuses those of a newer release."""
     if version > current:
         raise LookalikeError(
             f"The gallery has schema version {version}; this release reads versions up to {current}.",

@@ -8,7 +8,6 @@ from typing import Protocol
 import pytest
 
 from index.gallery import Gallery, open_gallery
-
 from tests.support.postgres import PostgresServer
 
 from .memory import MemoryData, MemoryIndex, MemoryStore
