@@ -10,7 +10,7 @@ import typer
 
 
 def serve(
-    gallery: Annotated[Path | None, typer.Option(help="Address of the gallery.")] = None,
+    gallery: Annotated[str | None, typer.Option(help="Address of the gallery: a folder or postgresql://...")] = None,
     bundle: Annotated[Path | None, typer.Option(help="Folder of the bundle; default: the gallery's own copy.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; default: 127.0.0.1.")] = None,
     port: Annotated[
@@ -20,6 +20,10 @@ def serve(
     keys: Annotated[Path | None, typer.Option(help="Key file; see `lookalike keys`.")] = None,
     workers: Annotated[int | None, typer.Option(help="Server processes; each loads the model.", min=1)] = None,
     create: Annotated[bool | None, typer.Option("--create", help="Create an empty gallery if none exists.")] = None,
+    cache: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the indexes of a gallery in PostgreSQL; default: ~/.cache/lookalike."),
+    ] = None,
 ) -> None:
     """Serve the search API over HTTP, with a web page to search by photo.
 
@@ -40,6 +44,7 @@ def serve(
             keys=keys,
             workers=workers,
             create=create,
+            cache=cache,
         )
     )
 

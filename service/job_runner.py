@@ -5,22 +5,25 @@ next service and `lookalike jobs` find it in the gallery's history.
 """
 
 import logging
+import os
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
 from index._util.files import is_disk_full
 from index.embedding.bundle import Bundle
 from index.errors import LookalikeError
-from index.gallery import open_gallery
+from index.gallery import CACHE_VARIABLE, open_gallery, redact
 from index.gallery.errors import StorageFull
 from index.gallery.jobs import Job
 from index.ingest.options import CommonOptions, ReindexOptions
 from index.jobs import JobRecord
 from service.problems import INVALID, ProblemError
 from service.schemas.jobs import JobBody
+from service.settings import Settings
 from service.state import ServiceState
 
 log = logging.getLogger(__name__)
@@ -37,12 +40,12 @@ def start_job(state: ServiceState, body: JobBody) -> JobRecord:
     queries = None if body.queries is None else _look_up(settings.sources, body.queries, "queries")
     bundle = _find_bundle(state, body.bundle)
     history = state.gallery.jobs
-    history.folder.mkdir(exist_ok=True)
+    history.folder.mkdir(parents=True, exist_ok=True)
     job = history.begin(body.source, bundle.id, exclusive=True)
     common = {**body.model_dump(include=set(CommonOptions.model_fields)), "queries": queries}
     options = ReindexOptions(
         source=[source],
-        gallery=state.gallery.address,
+        gallery=str(settings.gallery),
         bundle=bundle.directory,
         rejects=history.folder / f"{job.record.id}.rejects.csv",
         allow_folder=settings.source_folders,
@@ -53,7 +56,7 @@ def start_job(state: ServiceState, body: JobBody) -> JobRecord:
         job.hold()  # reserves the space to record that it could not be started
         # Before the answer: an item that is stored after it gets vectors of this bundle too.
         state.gallery.keep_bundle(bundle)
-        process = _start_process(job, history.folder, options)
+        process = _start_process(job, history.folder, options, settings.cache)
     except (OSError, LookalikeError) as error:
         job.update(state="failed", message=f"It could not be started: {error}")
         if is_disk_full(error):
@@ -62,9 +65,7 @@ def start_job(state: ServiceState, body: JobBody) -> JobRecord:
     log.info("job %s re-indexes %s in process %s", job.record.id, source, process.pid)
     # A daemon: it must not keep the service from ending.
     name = f"job-{job.record.id}"
-    threading.Thread(
-        target=_watch, args=(state.gallery.address, job.record.id, process), name=name, daemon=True
-    ).start()
+    threading.Thread(target=_watch, args=(settings, job.record.id, process), name=name, daemon=True).start()
     return job.record
 
 
@@ -87,23 +88,35 @@ def _find_bundle(state: ServiceState, name: str | None) -> Bundle:
     return state.active_model.current().bundle if active is None else state.gallery.load_bundle(active)
 
 
-def _start_process(job: Job, folder: Path, options: ReindexOptions) -> "subprocess.Popen[bytes]":
+def _start_process(job: Job, folder: Path, options: ReindexOptions, cache: Path | None) -> "subprocess.Popen[bytes]":
     job_id = job.record.id
     file = folder / f"{job_id}.options.json"
-    command = [sys.executable, "-P", "-m", "lookalike", "reindex", "--options", str(file), "--job", str(job_id)]
-    file.write_text(options.model_dump_json(indent=2), encoding="utf-8")
+    command = [sys.executable, "-P", "-m", "lookalike", "reindex", "--options", "-", "--job", str(job_id)]
+    environment = {**os.environ, **({CACHE_VARIABLE: str(cache)} if cache else {})}
+    # The file is for people. Neither it nor the arguments may show the password of a gallery's address.
+    public = options.model_copy(update={"gallery": redact(options.gallery)})
+    file.write_text(public.model_dump_json(indent=2), encoding="utf-8")
     with _log_file(folder, job_id).open("wb") as output:
         job.release()  # the new process claims the job
         # A session of its own: the Ctrl-C that stops the service must not reach the job.
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
         )
+    assert process.stdin
+    with suppress(BrokenPipeError), process.stdin as stdin:  # if it has ended, its exit code says why
+        stdin.write(options.model_dump_json().encode())
+    return process
 
 
-def _watch(address: str, job_id: int, process: "subprocess.Popen[bytes]") -> None:
+def _watch(settings: Settings, job_id: int, process: "subprocess.Popen[bytes]") -> None:
     """Waits for the process, and records the end of one that died before it could do so itself."""
     code = process.wait()
-    with open_gallery(address) as gallery:  # the service may have closed its own
+    with open_gallery(settings.gallery, cache=settings.cache) as gallery:  # the service may have closed its own
         if gallery.jobs.get(job_id).state not in ("running", "interrupted"):
             return
         if code < 0:

@@ -33,6 +33,7 @@ from service.problems import (
     SEARCH_INVALID,
     STORAGE_FULL,
     STORE_FAILED,
+    STORE_UNAVAILABLE,
     URL_DISABLED,
     ProblemType,
 )
@@ -208,7 +209,7 @@ def item_response(description: str = "The item as it is stored") -> Json:
 def error_responses(*types: ProblemType) -> dict[int | str, Json]:
     """Returns the `responses` of a route with these problems and those of every route, each with an example."""
     responses: dict[int | str, Json] = {}
-    for type in (*types, STORE_FAILED, HOST_NOT_ALLOWED, INTERNAL):
+    for type in (*types, STORE_FAILED, STORE_UNAVAILABLE, HOST_NOT_ALLOWED, INTERNAL):
         example = type.problem(type.detail, type.remedy, request_id="5f0c2a4e9b7d4c1f")
         response = responses.setdefault(
             type.status,

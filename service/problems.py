@@ -28,6 +28,7 @@ from index.gallery.errors import (
     StoreBusy,
     StoreError,
     StoreReadOnly,
+    StoreUnavailable,
     VersionConflict,
 )
 from index.gallery.filters import FilterError
@@ -148,6 +149,13 @@ READ_ONLY = ProblemType(
     "Gallery is read-only",
     "Nothing was written to catalogue.sqlite: attempt to write a readonly database.",
     "Ask the operator to make the gallery's folder writable, and send the request again.",
+)
+STORE_UNAVAILABLE = ProblemType(
+    "store-unavailable",
+    503,
+    "Gallery cannot be reached",
+    "Nothing was written: PostgreSQL reports: connection refused.",
+    "Send the request again after the time in Retry-After.",
 )
 STORE_FAILED = ProblemType(
     "store-failed",
@@ -287,6 +295,7 @@ _BY_KIND = {
     StorageFull.kind: STORAGE_FULL,
     StoreBusy.kind: OVERLOADED,
     StoreReadOnly.kind: READ_ONLY,
+    StoreUnavailable.kind: STORE_UNAVAILABLE,
     StoreError.kind: STORE_FAILED,
     LockError.kind: STORE_FAILED,
 }
@@ -377,10 +386,10 @@ def _handle_lookalike_error(request: Request, error: Exception) -> JSONResponse:
     type = FETCH_PROBLEMS[error.reason] if isinstance(error, FetchError) else _BY_KIND.get(error.kind)
     if type is None:
         raise error  # an error of the service, not of the request: RequestContext answers it
-    if type is STORE_FAILED:
+    if type in (STORE_FAILED, STORE_UNAVAILABLE):
         log.error("request %s: %s", request.state.request_id, error)
     headers = {}
-    if isinstance(error, StoreBusy):
+    if isinstance(error, StoreBusy | StoreUnavailable):
         headers["Retry-After"] = "1"
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(ceil(error.retry_after))

@@ -117,6 +117,7 @@ def _answer(state: ServiceState, found: _Found, embedding: QueryEmbedding | None
         bundle=result.bundle_id,
         revision=result.revision,
         milliseconds=Milliseconds(decode=decode, wait=wait, embed=embed, search=search),
+        stale_seconds=round(result.stale_seconds, 3),
         hints=found.hints,
     )
     return join_items(answer, "items", found.items)

@@ -71,6 +71,14 @@ class Settings(BaseSettings):
     bundle: Path | None = Field(
         default=None, description="bundle to embed with; default: the gallery's copy of its active bundle"
     )
+    cache: Path | None = Field(
+        default=None,
+        description="folder of this machine for the indexes and bundles of a gallery in PostgreSQL; "
+        "default: ~/.cache/lookalike",
+    )
+    max_stale_seconds: float = Field(
+        default=60, ge=0, description="how long searches continue without new writes while PostgreSQL is gone"
+    )
     create: bool = Field(default=False, description="create an empty gallery if none exists")
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)

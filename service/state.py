@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Annotated, cast
 
 import anyio.to_thread
 from fastapi import Depends, Request
 
 from index.gallery import Gallery, open_gallery
+from index.gallery.errors import StoreUnavailable
+from index.gallery.settings import GallerySettings
 from service.admission import Admission
 from service.auth.api_keys import KeyFileUnreadable, KeyRing
 from service.auth.rate_limit import RateLimit
@@ -25,6 +28,9 @@ from service.url_fetcher import Fetcher
 log = logging.getLogger(__name__)
 
 PHOTO_TYPES = {".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".png": "image/png", ".webp": "image/webp"}
+START_SECONDS = 30.0
+"""Time to wait for the gallery's server when the service starts."""
+RETRY_SECONDS = 2.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _LOCAL_HOST = re.compile(r"(127\.0\.0\.1|\[::1\]|localhost)(:\d+)?", re.IGNORECASE)
 
@@ -59,9 +65,7 @@ class ServiceState:
 async def open_state(settings: Settings, telemetry: Telemetry, admission: Admission) -> AsyncIterator[ServiceState]:
     """Opens everything that requests need; on exit finishes what was accepted and closes the gallery."""
     check_exposure(settings)
-    gallery = await anyio.to_thread.run_sync(
-        lambda: open_gallery(settings.gallery, create=settings.create, maintain=True)
-    )
+    gallery = await anyio.to_thread.run_sync(_open_gallery, settings)
     try:
         active_model = ActiveModel(gallery, settings, check_queue=admission.check_queue, on_batch=telemetry.batch)
         await active_model.start()
@@ -83,6 +87,25 @@ async def open_state(settings: Settings, telemetry: Telemetry, admission: Admiss
             await active_model.close()
     finally:
         await anyio.to_thread.run_sync(gallery.close)
+
+
+def _open_gallery(settings: Settings) -> Gallery:
+    """Opens the gallery; waits for a server that has not started yet, as after a start of all containers."""
+    deadline = monotonic() + START_SECONDS
+    while True:
+        try:
+            return open_gallery(
+                settings.gallery,
+                create=settings.create,
+                maintain=True,
+                cache=settings.cache,
+                settings=GallerySettings(max_stale_seconds=settings.max_stale_seconds),
+            )
+        except StoreUnavailable as error:
+            if monotonic() > deadline:
+                raise
+            log.warning("%s It is tried again for at most %g seconds.", error.problem, START_SECONDS)
+            sleep(RETRY_SECONDS)
 
 
 def check_exposure(settings: Settings) -> None:

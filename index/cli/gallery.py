@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Maintain a gallery: statistics, verification, compaction, backup, export.", no_args_is_help=True
 )
-GalleryArgument = Annotated[str, typer.Argument(help="Address of the gallery: a folder.")]
+GalleryArgument = Annotated[str, typer.Argument(help="Address of the gallery: a folder or postgresql://...")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
 
 
@@ -130,7 +130,7 @@ def snapshot(
 @app.command(no_args_is_help=True)
 def restore(
     file: Annotated[Path, typer.Argument(help="The snapshot to restore.")],
-    gallery: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+    gallery: Annotated[str, typer.Argument(help="A new or empty folder.")],
 ) -> None:
     """Restore a gallery from a snapshot; every byte is checked before the gallery appears.
 

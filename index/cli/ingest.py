@@ -1,6 +1,7 @@
 """The commands `reindex`, `jobs` and `search`."""
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +63,11 @@ def reindex(
     ray: Annotated[str | None, _option("ray", metavar="ADDRESS")] = None,
     options_file: Annotated[
         Path | None,
-        typer.Option("--options", metavar="FILE", help="JSON file with these options; the command line overrides it."),
+        typer.Option(
+            "--options",
+            metavar="FILE",
+            help="JSON file with these options, - for standard input; the command line overrides it.",
+        ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait while another job of the gallery runs.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print progress as JSON lines on standard output.")] = False,
@@ -109,12 +114,16 @@ def _read_options(given: dict[str, Any], file: Path | None) -> ReindexOptions:
 
     values = {name: given[name] for name in ReindexOptions.model_fields if _is_given(given[name])}
     try:
-        stored = _STORED.validate_json(file.read_bytes()) if file else {}
+        stored = _STORED.validate_json(_read_file(file)) if file else {}
         return ReindexOptions.model_validate({**stored, **values})
     except OSError as error:
         raise LookalikeError(f"Cannot read the options in {file}: {error.strerror}.", "Check the path.") from None
     except ValidationError as error:
         raise typer.BadParameter("; ".join(explain_errors(error.errors(), ReindexOptions))) from None
+
+
+def _read_file(file: Path) -> bytes:
+    return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
 
 
 def _is_given(value: Any) -> bool:
@@ -124,7 +133,7 @@ def _is_given(value: Any) -> bool:
 def _one_gallery(argument: str | None, option: str | None) -> str:
     """Returns the gallery, which is given as an argument or as an option."""
     if argument and option and argument != option:
-        raise typer.BadParameter(f"Two galleries are given: {argument} and {option}.")
+        raise typer.BadParameter("Two galleries are given, as an argument and with --gallery.")
     if not (argument or option):
         raise typer.BadParameter("Name the gallery, as an argument or with --gallery.")
     return argument or option or ""
@@ -173,7 +182,7 @@ def search(
     from index.embedding.embedder import Embedder
     from index.embedding.images import load_part, load_pixels, read_file
     from index.errors import LookalikeError
-    from index.gallery import open_gallery
+    from index.gallery import open_gallery, redact
 
     if not photo.is_file():
         raise LookalikeError(f"No photo at {photo}.", "Check the path.")
@@ -182,7 +191,7 @@ def search(
         active = opened.active_bundle()
         if active is None:
             raise LookalikeError(
-                f"The gallery {address} has no active bundle.", "Index a catalogue with `lookalike reindex`."
+                f"The gallery {redact(address)} has no active bundle.", "Index a catalogue with `lookalike reindex`."
             )
         model = Bundle.load(bundle) if bundle else opened.load_bundle(active)
         data = read_file(photo)

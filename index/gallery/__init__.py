@@ -1,8 +1,16 @@
 """The gallery: items, images and vectors, searchable. Other packages use the names that are exported here."""
 
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from index._util.files import cache_folder
+from index._util.imports import require
 from index.errors import LookalikeError
+from index.gallery.addresses import parse_address, redact
 from index.gallery.backup import restore_gallery
 from index.gallery.errors import StoreError
 from index.gallery.gallery import Gallery
@@ -10,11 +18,13 @@ from index.gallery.settings import GallerySettings
 from index.gallery.store.sqlite import STORE_FILE, SQLiteStore, check_not_emptied
 from index.gallery.store.sqlite_jobs import LOCK_FILE
 from index.gallery.types import BuildReport, GalleryStats, Hit, IndexStats, Progress, SearchResult, no_progress
+from index.gallery.vectors.base import VectorIndex
 from index.gallery.vectors.faiss.index import FaissIndex
 from index.gallery.vectors.faiss.settings import FaissSettings
 from index.gallery.verify import Fault
 
 __all__ = [
+    "CACHE_VARIABLE",
     "BuildReport",
     "Gallery",
     "GalleryStats",
@@ -23,9 +33,16 @@ __all__ = [
     "SearchResult",
     "check_gallery",
     "open_gallery",
+    "redact",
     "restore_gallery",
     "verify_gallery",
 ]
+
+
+if TYPE_CHECKING:
+    from index.gallery.store.postgres import PostgresStore
+
+CACHE_VARIABLE = "LOOKALIKE_CACHE"
 
 
 def open_gallery(
@@ -33,25 +50,58 @@ def open_gallery(
     *,
     create: bool = False,
     maintain: bool = False,
+    cache: Path | None = None,
     settings: GallerySettings | None = None,
     faiss_settings: FaissSettings | None = None,
 ) -> Gallery:
     """Opens the gallery at an address; `create` allows a new one.
 
-    A path is a folder with SQLite and FAISS. With `maintain` the gallery compacts itself in the background: for a
-    process that keeps running.
+    A path is a folder with SQLite and FAISS; postgresql://... is a database, whose indexes FAISS builds in the folder
+    `cache` of this machine, by default that of LOOKALIKE_CACHE; index/gallery/addresses.py has the other forms. With
+    `maintain` the gallery compacts itself in the background: for a process that keeps running.
     """
+    parts = parse_address(address)
+    if not parts.is_folder:
+        store = _open_postgres(parts.store, cache, parts.index is not None, create, settings)
+        try:
+            index = _open_qdrant(parts.index, store) if parts.index else FaissIndex(store.cache, store, faiss_settings)
+            return Gallery(store, index, address=str(address), maintain=maintain, cache=cache, settings=settings)
+        except BaseException:
+            store.close()
+            raise
     check_gallery(address, create=create)
     directory = Path(address)
-    store = SQLiteStore(directory, settings)
-    index = FaissIndex(directory, store, faiss_settings)
-    return Gallery(store, index, address=str(address), maintain=maintain, settings=settings)
+    folder = SQLiteStore(directory, settings)
+    return Gallery(
+        folder,
+        FaissIndex(directory, folder, faiss_settings),
+        address=str(address),
+        maintain=maintain,
+        settings=settings,
+    )
+
+
+def _open_postgres(
+    address: str, cache: Path | None, shared_index: bool, create: bool, settings: GallerySettings | None
+) -> "PostgresStore":
+    require("psycopg", "cluster")
+    from index.gallery.store.postgres import PostgresStore
+
+    folder = cache or Path(os.environ.get(CACHE_VARIABLE) or cache_folder())
+    return PostgresStore(address, folder, shared_index=shared_index, create=create, settings=settings)
+
+
+def _open_qdrant(address: str, store: "PostgresStore") -> VectorIndex:
+    require("qdrant_client", "cluster")
+    lock: Callable[..., AbstractContextManager[bool]] = store.build_lock
+    index: VectorIndex = import_module("index.gallery.vectors.qdrant.index").QdrantIndex(address, store, lock)
+    return index
 
 
 def check_gallery(address: str | Path, *, create: bool = False) -> None:
-    """Refuses an address that has no gallery and, with `create`, one where none can be created."""
-    if "://" in str(address):
-        raise LookalikeError(f"The address {address} names an unknown engine.", "Name a folder.")
+    """Refuses a folder that has no gallery and, with `create`, one where none can be created."""
+    if not parse_address(address).is_folder:
+        return  # only the server knows
     directory = Path(address)
     if (directory / STORE_FILE).is_file():
         return

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 
 from index._util.files import atomic_write, fsync_directory, temporary_directory
 from index._util.models import Frozen
+from index.gallery.addresses import parse_address, redact
 from index.gallery.errors import IndexDamaged, SnapshotError, StoreError
 from index.gallery.store.base import ItemStore
 from index.gallery.store.sqlite import BUNDLE_FILES, BUNDLES, STORE_FILE
@@ -120,9 +121,14 @@ def _write(path: Path, card: Snapshot, members: dict[str, BufferedReader]) -> No
             archive.addfile(member, file)
 
 
-def restore_gallery(file: Path, directory: Path) -> Snapshot:
+def restore_gallery(file: Path, address: str | Path) -> Snapshot:
     """Restores a snapshot into a new or empty folder, atomically, after checking every byte."""
-    directory = directory.resolve()
+    if not parse_address(address).is_folder:
+        raise SnapshotError(
+            f"A snapshot is restored into a folder, not into {redact(address)}.",
+            "Restore it into a new folder, and copy that: lookalike gallery copy.",
+        )
+    directory = Path(address).resolve()
     if not file.is_file():
         raise SnapshotError(f"No snapshot at {file}.", "Check the path.")
     if directory.is_mount():

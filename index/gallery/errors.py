@@ -27,8 +27,14 @@ class StoreBusy(StoreError):
     kind = "store-busy"
 
 
+class StoreUnavailable(StoreError):
+    """The server of the store cannot be reached, or has not responded in time; it may work again at any moment."""
+
+    kind = "store-unavailable"
+
+
 class StoreReadOnly(StoreError):
-    """The store's file system, or the file itself, does not allow writes."""
+    """The store does not allow writes: its file system, the file itself, a standby server or the user's rights."""
 
     kind = "store-read-only"
 

@@ -3,10 +3,12 @@
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from math import isfinite
 from pathlib import Path
+from time import monotonic
 from typing import Self
 
 import numpy as np
@@ -15,9 +17,10 @@ from numpy.typing import NDArray
 from index.embedding.bundle import Bundle
 from index.errors import LookalikeError
 from index.gallery import backup, export, verify
+from index.gallery.addresses import redact
 from index.gallery.bundle_stats import BundleStats, list_bundles
 from index.gallery.cursors import decode_cursor, encode_cursor, hash_query
-from index.gallery.errors import BundleMismatch, ItemMissing, SearchError, StoreError
+from index.gallery.errors import BundleMismatch, ItemMissing, SearchError, StoreError, StoreUnavailable
 from index.gallery.filters import Filter
 from index.gallery.hints import find_mismatches
 from index.gallery.jobs import JobHistory, needed_bundles
@@ -67,22 +70,32 @@ class Gallery:
         *,
         address: str,
         maintain: bool = False,
+        cache: Path | None = None,
         settings: GallerySettings | None = None,
     ) -> None:
-        """`maintain` follows writes and compacts in the background: for a process that keeps running."""
-        self.address = address
+        """`maintain` follows writes and compacts in the background: for a process that keeps running.
+
+        `address` and `cache` are what a process that compacts opens.
+        """
+        self.address = redact(address)
+        """For messages: without passwords."""
         self._store = store
         self._index = index
         self._settings = settings or GallerySettings()
-        self._maintainer = Maintainer(address, index, self._settings) if maintain and not store.is_read_only else None
+        self._maintainer = (
+            Maintainer(address, index, self._settings, cache=cache) if maintain and store.can_record_indexes else None
+        )
         self._lock = threading.Lock()
         self._news = -1
+        self._reached = monotonic()
+        """When it was last asked whether there is news, of those times when the store responded."""
+        self._is_unreachable = False
         self._active: str | None = None
         self._followers: dict[str, Follower] = {}
         self._rehearsals: dict[str, Follower] = {}
         self._opening: dict[str, threading.Lock] = {}
         for problem in verify.find_lost_writes(store, index):
-            log.error("%s: %s; see `lookalike gallery verify`", address, problem)
+            log.error("%s: %s; see `lookalike gallery verify`", self.address, problem)
         self._keeping_up_to = -1
         self._background = RepeatedTask(self._keep_up, self._settings.follow_seconds, "follow") if maintain else None
 
@@ -138,9 +151,14 @@ class Gallery:
 
     def active_bundle(self) -> str | None:
         """Returns the id of the active bundle; None before the first one is activated."""
-        news = self._store.watch.news()
-        if news != self._news:
-            self._look(news)
+        try:
+            news = self._ask_news()
+            if news != self._news:
+                self._look(news)
+        except StoreUnavailable as error:
+            if self._active is None:
+                raise
+            self._check_staleness(error)
         return self._active
 
     def needed_bundles(self) -> NeededBundles:
@@ -306,7 +324,10 @@ class Gallery:
 
     def check(self, bundle_id: str) -> None:
         """Raises an error unless vectors of the bundle can be searched now; cheap, and waits for no other read."""
-        self._store.probe()
+        try:
+            self._store.probe()
+        except StoreUnavailable as error:
+            self._check_staleness(error)  # searches continue
         view = self._view(bundle_id)
         if view:
             vector = np.ones((1, view.bundle.dimension), np.float32)
@@ -351,7 +372,7 @@ class Gallery:
         are left out; the `cursor` of a result continues a single query. A `rehearsal` searches the vectors of a bundle
         that is not active yet.
         """
-        view = self._rehearsal_view(bundle_id) if rehearsal else self._view(bundle_id)
+        view, stale = (self._rehearsal_view(bundle_id), 0.0) if rehearsal else self._locate(bundle_id)
         if view is None:
             return SearchResult([[] for _ in vectors], bundle_id, self._store.read.revision())
         if vectors.ndim != 2 or vectors.shape[1] != view.bundle.dimension or not isfinite(vectors.sum()):
@@ -363,7 +384,8 @@ class Gallery:
         if cursor and len(vectors) > 1:
             raise SearchError(f"A cursor was passed with {len(vectors)} queries.", "Page through one query at a time.")
         groups = [vectors[row : row + 1] for row in range(len(vectors))]
-        return self._search(view, groups, top, filter, min_score, exclude, cursor)
+        found = self._search(view, groups, top, filter, min_score, exclude, cursor)
+        return replace(found, stale_seconds=stale) if stale else found
 
     def search_item(
         self,
@@ -417,7 +439,7 @@ class Gallery:
     def _active_view(self) -> View | None:
         """Returns what a search with vectors of the active bundle looks at; None if there is no bundle yet."""
         while True:
-            self._look(self._store.watch.news())
+            self.active_bundle()
             if self._active is None:
                 return None
             try:
@@ -426,8 +448,24 @@ class Gallery:
                 continue  # another bundle was activated in between
 
     def _view(self, bundle_id: str) -> View | None:
-        """Returns what a search with vectors of a bundle looks at, as new as the newest write of any process."""
-        news = self._store.watch.news()
+        """Returns what a search with vectors of a bundle looks at."""
+        return self._locate(bundle_id)[0]
+
+    def _locate(self, bundle_id: str) -> tuple[View | None, float]:
+        """Returns what a search looks at, as new as the newest write of any process, and its age otherwise.
+
+        While the server of the store is gone, that is what the last search looked at, for a limited time.
+        """
+        try:
+            return self._newest_view(bundle_id), 0.0
+        except StoreUnavailable as error:
+            follower = self._followers.get(bundle_id)
+            if follower is None:
+                raise
+            return follower.last_view, self._check_staleness(error)
+
+    def _newest_view(self, bundle_id: str) -> View | None:
+        news = self._ask_news()
         if news != self._news:
             self._look(news)
         follower = self._followers.get(bundle_id)
@@ -442,10 +480,32 @@ class Gallery:
             self._maintainer.request()
         return view
 
+    def _ask_news(self) -> int:
+        asked = monotonic()
+        try:
+            news = self._store.watch.news()
+        except StoreUnavailable:
+            self._is_unreachable = True
+            raise
+        self._reached, self._is_unreachable = asked, False
+        return news
+
+    @property
+    def stale_seconds(self) -> float:
+        """The age of what searches return, if the server of the store could not be reached the last time; else 0."""
+        return monotonic() - self._reached if self._is_unreachable else 0.0
+
+    def _check_staleness(self, error: StoreUnavailable) -> float:
+        """Returns the age of what was last read from the store; raises the error if it is too old."""
+        age = monotonic() - self._reached
+        if age > self._settings.max_stale_seconds:
+            raise error
+        return age
+
     def _keep_up(self) -> None:
         """Follows the store while nobody searches, so that no search has to catch up with many writes."""
         self._store.check()
-        news = self._store.watch.news()
+        news = self._ask_news()
         idle = news == self._keeping_up_to
         if not idle:
             self._active_view()

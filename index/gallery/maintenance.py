@@ -4,18 +4,22 @@ The active bundle is compacted in a process of its own: it takes neither the int
 process that serves searches.
 """
 
+import json
 import logging
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from index.errors import LookalikeError
+from index.gallery.addresses import redact
 from index.gallery.settings import GallerySettings
 from index.gallery.vectors.base import VectorIndex
 
-_COMMAND = "import sys; from index.gallery.maintenance import main; main(sys.argv[1])"
+_COMMAND = "import sys; from index.gallery.maintenance import main; main(sys.stdin.read())"
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +57,11 @@ class RepeatedTask:
 class Maintainer:
     """Starts one compaction at a time when a follower has found that one is due."""
 
-    def __init__(self, address: str, index: VectorIndex, settings: GallerySettings) -> None:
+    def __init__(
+        self, address: str, index: VectorIndex, settings: GallerySettings, *, cache: Path | None = None
+    ) -> None:
         self._address = address
+        self._cache = cache
         self._index = index
         self._settings = settings
         self._requested = threading.Event()
@@ -76,7 +83,7 @@ class Maintainer:
             try:
                 code = 0 if self._index.is_building() else self._compact()
             except (OSError, LookalikeError) as error:  # no space, read-only, no locks, no more processes
-                log.error("a compaction of %s could not be started: %s", self._address, error)
+                log.error("a compaction of %s could not be started: %s", redact(self._address), error)
                 code = 1
             self._closing.wait(self._settings.retry_seconds if code else self._settings.rest_seconds)
             # Requests until now came from searches that had not yet opened the new index.
@@ -85,14 +92,20 @@ class Maintainer:
 
     def _compact(self) -> int:
         # -P: the working folder may have a file with the name of one of our packages.
-        command = [sys.executable, "-P", "-c", _COMMAND, self._address]
+        command = [sys.executable, "-P", "-c", _COMMAND]
         with self._lock:
             if self._closing.is_set():
                 return 0
-            self._process = subprocess.Popen(command)
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+            assert self._process.stdin
+            # Not among the arguments, which every user of the machine sees: the address may have a password.
+            task = {"address": self._address, "cache": str(self._cache) if self._cache else None}
+            with suppress(BrokenPipeError), self._process.stdin as stdin:
+                stdin.write(json.dumps(task).encode())
         code = self._process.wait()
         if code and not self._closing.is_set():
-            log.error("a compaction of %s failed with exit code %s; see its message above", self._address, code)
+            name = redact(self._address)
+            log.error("a compaction of %s failed with exit code %s; see its message above", name, code)
         return code
 
     def close(self) -> None:
@@ -105,13 +118,16 @@ class Maintainer:
         self._thread.join()
 
 
-def main(address: str) -> None:
+def main(task: str) -> None:
     """Compacts the active bundle, unless another process is doing so."""
     from index.gallery import open_gallery
 
+    values = json.loads(task)
+    cache = Path(values["cache"]) if values["cache"] else None
+
     os.nice(10)
     try:
-        with open_gallery(address) as gallery:
+        with open_gallery(values["address"], cache=cache) as gallery:
             gallery.compact(wait=False)
     except LookalikeError as error:
         sys.exit(str(error))

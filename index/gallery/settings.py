@@ -29,6 +29,11 @@ class GallerySettings(Frozen):
         default=64 << 20, description="memory of changed items from which a compaction is due, however few they are"
     )
     retry_seconds: float = Field(default=60.0, description="pause after a compaction that failed")
+    max_stale_seconds: float = Field(
+        default=60.0,
+        ge=0,
+        description="how long searches continue with what was last read when the server of the store is gone",
+    )
     rest_seconds: float = Field(
         default=3.0, description="pause after one that succeeded: searches first have to open the new index"
     )

@@ -94,6 +94,8 @@ class SearchResult:
     bundle_id: str
     revision: int
     next_page: Callable[[], str] | None = None
+    stale_seconds: float = 0.0
+    """The age of what was searched, while the server of the store is gone; 0 if every acknowledged write is in it."""
 
     @property
     def cursor(self) -> str | None:

@@ -80,7 +80,7 @@ class ReindexOptions(CommonOptions):
         description="Tables (CSV, JSON lines, Parquet: item_id, image, ...), or folders with one folder per item: "
         "paths, quoted patterns, s3:// and https:// addresses.",
     )
-    gallery: str = Field(min_length=1, description="Address of the gallery: a folder.")
+    gallery: str = Field(min_length=1, description="Address of the gallery: a folder or postgresql://...")
     bundle: Path = Field(description="Folder of the exported model.")
     columns: Annotated[dict[str, str], BeforeValidator(_parse_columns)] = Field(
         default={}, description="Column that holds a field, where its name differs: item_id=sku."

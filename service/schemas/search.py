@@ -107,6 +107,9 @@ class SearchAnswer(BaseModel):
     bundle: str = Field(description="id of the bundle whose vectors were compared")
     revision: int = Field(description="the last write to the gallery that the answer includes")
     milliseconds: Milliseconds
+    stale_seconds: float = Field(
+        default=0, description="age of what was searched, while the gallery's server cannot be reached; normally 0"
+    )
     hints: list[str] = Field(description=HINTS)
 
 

@@ -106,7 +106,7 @@ async def _check_start(settings: Settings) -> None:
             log.warning(
                 "EMPTY GALLERY %s: there is nothing to search yet; index a catalogue with `lookalike reindex`, and the "
                 "service loads its bundle",
-                settings.gallery,
+                state.gallery.address,
             )
 
 

@@ -181,6 +181,10 @@ class ItemStore(Protocol):
     def is_read_only(self) -> bool:
         """Whether nothing can be written where the store is."""
 
+    @property
+    def can_record_indexes(self) -> bool:
+        """Whether `set_index` works; where indexes are recorded elsewhere, also for a store that is read-only."""
+
     def open_reader(self) -> AbstractContextManager[StoreReader]:
         """Opens a reader for a long read, all of one instant."""
 

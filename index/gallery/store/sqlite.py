@@ -4,7 +4,6 @@ It is the only source of truth: vector indexes are derived from it and can be re
 """
 
 import json
-import re
 import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,8 +12,6 @@ from os.path import samestat
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-
 from index._util.files import create_directory
 from index._util.system import exclusive_lock
 from index.embedding.bundle import CARD_FILE, MODEL_FILE, README_FILE, Bundle
@@ -22,6 +19,7 @@ from index.errors import LookalikeError
 from index.gallery.errors import RESTORE, StoreError, TooManyAttributes, TooManyImages, VersionConflict
 from index.gallery.settings import GallerySettings
 from index.gallery.store.base import BundleRow
+from index.gallery.store.rows import check_digest, check_vector, format_attributes, pack_vector
 from index.gallery.store.schema import PAGE_BYTES, prepare
 from index.gallery.store.sqlite_connection import connect, file_errors, is_read_only, log_of, transaction
 from index.gallery.store.sqlite_jobs import JOBS_FILE, LOCK_FILE, SQLiteJobs
@@ -35,7 +33,6 @@ BUNDLES = "bundles"
 BUNDLE_FILES = (MODEL_FILE, CARD_FILE, README_FILE)
 _MAX_LOG_BYTES = 32 << 20
 """The size up to which the write-ahead log may grow while writes follow each other without a pause."""
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _ANY_VERSION: Mapping[str, int | None] = MappingProxyType({})
 _NO_IMAGES: Mapping[str, Iterable[str]] = MappingProxyType({})
 
@@ -83,6 +80,10 @@ class SQLiteStore:
     @property
     def is_read_only(self) -> bool:
         return is_read_only(self.path)
+
+    @property
+    def can_record_indexes(self) -> bool:
+        return not self.is_read_only
 
     def close(self) -> None:
         self.watch.close()
@@ -178,8 +179,7 @@ class SQLiteStore:
                 raise VersionConflict(item_id)
 
     def _store_item(self, item: Item, revision: int) -> int:
-        attributes = json.dumps(item.attributes, sort_keys=True, ensure_ascii=False, allow_nan=False)
-        content = (item.title, item.url, attributes)
+        content = (item.title, item.url, format_attributes(item.attributes))
         found = self._db.execute("SELECT key, title, url, attributes FROM items WHERE id = ?", (item.id,)).fetchone()
         self._rename_attributes(item, found[3] if found else "{}")
         if found is None:
@@ -208,28 +208,17 @@ class SQLiteStore:
     def _bundle(self, bundle_id: str, image: NewImage, revision: int) -> int:
         """Returns the bundle's key."""
         row = self._db.execute("SELECT key, dimension FROM bundles WHERE id = ?", (bundle_id,)).fetchone()
-        shape = np.shape(image.vector)
-        # Also rejects NaN: every comparison with it is false.
-        storable = bool((np.abs(image.vector) <= np.finfo(np.float16).max).all())
-        if len(shape) != 1 or not shape[0] or (row and shape[0] != row[1]) or not storable:
-            wanted = f"({row[1]},)" if row else "(n,)"
-            raise StoreError(
-                f"Image {image.id!r} has a vector of shape {shape}; bundle {bundle_id} makes finite ones of {wanted}.",
-                "Embed it with this bundle.",
-            )
+        dimension = check_vector(image, bundle_id, row[1] if row else None)
         if row:
             key: int = row[0]
             return key
         # The key of a dropped bundle is never used again: followers would mix its vectors with those of the next.
-        self._db.execute("INSERT INTO bundles (key, id, dimension) VALUES (?, ?, ?)", (revision, bundle_id, shape[0]))
+        self._db.execute("INSERT INTO bundles (key, id, dimension) VALUES (?, ?, ?)", (revision, bundle_id, dimension))
         return revision
 
     def _store_image(self, item: int, image: NewImage, bundle: int, revision: int) -> bool:
         """Returns whether the item had no image of this id."""
-        if not _DIGEST.fullmatch(image.digest):
-            raise StoreError(
-                f"Image {image.id!r} has the digest {image.digest[:80]!r}.", "Pass the SHA-256 of its bytes, in hex."
-            )
+        check_digest(image)
         found = self._db.execute(
             "SELECT key, digest FROM images WHERE item = ? AND id = ?", (item, image.id)
         ).fetchone()
@@ -245,12 +234,10 @@ class SQLiteStore:
             self._db.execute("INSERT OR IGNORE INTO thumbnails VALUES (?, ?)", (image.digest, image.thumbnail))
         else:
             key = found[0]
-        # Half precision: what the exact index stores, so a score is the same before and after a compaction.
-        vector = np.asarray(image.vector, "<f2").tobytes()
         self._db.execute(
             "INSERT INTO vectors VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET revision = excluded.revision, "
             "vector = excluded.vector WHERE vector <> excluded.vector",
-            (bundle, key, revision, vector),
+            (bundle, key, revision, pack_vector(image)),
         )
         return is_new
 

@@ -17,13 +17,12 @@ from contextlib import ExitStack, contextmanager
 from os.path import samestat
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from index._util.files import temporary_file
 from index._util.system import exclusive_lock, is_running, try_lock
 from index.errors import LookalikeError
 from index.gallery.errors import JobMissing, JobRunning, StorageFull
 from index.gallery.jobs import Job
+from index.gallery.store.records import DAMAGED, parse_record
 from index.gallery.store.sqlite_connection import (
     SQLITE_ERRORS,
     connect,
@@ -46,7 +45,6 @@ _IDENTITY = {"id", "source", "bundle_id"}
 _END_BYTES = 4096
 _END_CHARACTERS = 500
 """Of the message in a claim: at most six bytes each in JSON, so that the end fits."""
-_DAMAGED = "The record of this job is damaged."
 _TABLES = """
 CREATE TABLE IF NOT EXISTS jobs (
     id INTEGER PRIMARY KEY AUTOINCREMENT, host TEXT NOT NULL, process INTEGER NOT NULL,
@@ -178,7 +176,7 @@ class SQLiteJobs:
         kept = sorted(path.name for path in self._directory.glob(f"{JOBS_FILE}.damaged-*"))
         return [
             *(f"The job history was damaged and is kept as {name}" for name in kept),
-            *(f"The record of job {job.id} in the history is damaged" for job in records if job.message == _DAMAGED),
+            *(f"The record of job {job.id} in the history is damaged" for job in records if job.message == DAMAGED),
         ]
 
     def close(self) -> None:
@@ -245,7 +243,7 @@ class SQLiteJobs:
     def _read(self, condition: str, value: int) -> list[JobRecord]:
         with self._errors(), self._lock:
             rows = self._db.execute(f"SELECT id, host, process, record FROM jobs {condition}", (value,)).fetchall()
-        return [self._with_liveness(_record(job_id, text), host, process) for job_id, host, process, text in rows]
+        return [self._with_liveness(parse_record(job_id, text), host, process) for job_id, host, process, text in rows]
 
     def _with_liveness(self, record: JobRecord, host: str, process: int) -> JobRecord:
         """Returns a running job whose process was killed as interrupted."""
@@ -254,7 +252,7 @@ class SQLiteJobs:
         # It may have ended since the record was read: its end is saved before the claim is released.
         with self._errors(), self._lock:
             (text,) = self._db.execute("SELECT record FROM jobs WHERE id = ?", (record.id,)).fetchone()
-        newest = _record(record.id, text)
+        newest = parse_record(record.id, text)
         if newest.state != "running":
             return newest
         killed = {"state": "interrupted", "message": "Its process was killed; run it again."}
@@ -297,11 +295,3 @@ class SQLiteJobs:
     def is_cancelled(self, job_id: int) -> bool:
         with self._errors(), self._lock:
             return bool(self._db.execute("SELECT cancel FROM jobs WHERE id = ?", (job_id,)).fetchone()[0])
-
-
-def _record(job_id: int, text: str) -> JobRecord:
-    """Parses a record; a damaged one counts as failed, because the history must not stop later jobs."""
-    try:
-        return JobRecord.model_validate_json(text).model_copy(update={"id": job_id})
-    except ValidationError:
-        return JobRecord(id=job_id, source="", bundle_id="", state="failed", started=0, updated=0, message=_DAMAGED)

@@ -1,6 +1,5 @@
 """Reads of the SQLite store."""
 
-import json
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from index.gallery.errors import RESTORE, StoreError
 from index.gallery.store.base import BundleRow, Changes, FullImageRow, Head, ImageRecord, ImageRow
+from index.gallery.store.rows import parse_item
 from index.gallery.store.sqlite_connection import StoreConnection, connect, read_stamp
 from index.gallery.types import Item, StoredImage, StoredItem
 
@@ -161,7 +161,7 @@ class SQLiteReader:
                 self._number("SELECT value FROM counters WHERE name = 'forgotten'"),
                 [key for (key,) in self._db.execute(removed, span[1:])],
                 self._check_vectors(bundle, [ImageRow(*it) for it in self._db.execute(f"{images} ORDER BY 1", span)]),
-                {key: _parse_item(*it) for key, *it in self._db.execute(items, span)},
+                {key: parse_item(*it) for key, *it in self._db.execute(items, span)},
                 is_last=until == revision,
             )
 
@@ -211,7 +211,7 @@ class SQLiteReader:
             "ON image = images.key WHERE images.item = items.key AND bundle = ?) ORDER BY key"
         )
         for key, *row in self._db.execute(query, (bundle,)):
-            yield key, _parse_item(*row)
+            yield key, parse_item(*row)
 
     def vectors(self, bundle: int, since: int, out: NDArray[np.float16]) -> None:
         # Without a bound there is no condition on the revision: with one, SQLite would sort the vectors on disk.
@@ -235,7 +235,7 @@ class SQLiteReader:
                 return None
             images = self._db.execute("SELECT id, digest FROM images WHERE item = ? ORDER BY key", (row[0],))
             stored = [StoredImage.model_construct(id=name, digest=digest) for name, digest in images]
-        return StoredItem(_parse_item(*row[2:]), stored, row[1])
+        return StoredItem(parse_item(*row[2:]), stored, row[1])
 
     def items_after(self, item_id: str, count: int) -> list[Item]:
         query = "SELECT id, title, url, attributes FROM items WHERE id > ? ORDER BY id LIMIT ?"
@@ -243,7 +243,7 @@ class SQLiteReader:
         size = 0
         with self._lock:
             for row in self._db.execute(query, (item_id, count)):
-                items.append(_parse_item(*row))
+                items.append(parse_item(*row))
                 size += len(row[-1])
                 if size > _BLOCK_LENGTH:
                     break
@@ -321,11 +321,3 @@ class SQLiteReader:
         """Writes a consistent copy of the file while others write."""
         with self._lock:
             self._db.execute("VACUUM INTO ?", (str(path),))
-
-
-def _parse_item(item_id: str, title: str, url: str, attributes: str) -> Item:
-    """Returns an item without validating it again: it was validated when it was stored."""
-    try:
-        return Item.model_construct(id=item_id, title=title, url=url, attributes=json.loads(attributes))
-    except (ValueError, TypeError):
-        raise StoreError(f"The store is damaged: the attributes of {item_id!r} are not JSON.", RESTORE) from None

@@ -13,6 +13,10 @@ from index.gallery.vectors.view import View
 log = logging.getLogger(__name__)
 
 
+class _WentBack(Exception):
+    """The store is at an earlier revision than before, as after a failover to a server that was behind."""
+
+
 class Follower:
     """Keeps the view of one bundle up to date; any thread may ask for it."""
 
@@ -34,13 +38,22 @@ class Follower:
         self._news = -1
         self._view = self._start(bundle)
 
+    @property
+    def last_view(self) -> View:
+        """The view of the last search, which may be older than the store."""
+        return self._view
+
     def view(self, news: int) -> View:
         """Returns the newest view; `news` is the store's number, read before."""
         if news == self._news:
             return self._view
         with self._lock:
             bundle = self._store.watch.bundle(self._view.bundle.id) or self._view.bundle
-            self._view = self._catch_up(self._view if self._is_same(bundle) else self._start(bundle))
+            try:
+                self._view = self._catch_up(self._view if self._is_same(bundle) else self._start(bundle))
+            except _WentBack as error:
+                log.error("%s; searches start again from the store", error)
+                self._view = self._catch_up(self._start(bundle))
             if bundle.index_name not in (None, self._view.index.name, self._damaged):
                 self._open_in_background(bundle)
             self._news = news
@@ -56,6 +69,9 @@ class Follower:
         while True:
             batch, whole_items = self._settings.follow_batch, view.index.whole_items
             changes = self._store.watch.changes(view.bundle.key, view.revision, batch, whole_items=whole_items)
+            if changes.revision < view.revision:
+                revisions = f"{view.revision:,} to {changes.revision:,}"
+                raise _WentBack(f"the store went back from revision {revisions}: later writes were lost")
             if view.revision < changes.forgotten:
                 with self._store.open_reader() as reader:  # more is read, which must be of one instant
                     return view.catch_up(reader)
@@ -105,7 +121,7 @@ class Follower:
             current = self._store.read.bundle(bundle.id)
             if current and current.index_name == bundle.index_name:
                 self._report_damage(bundle, error)
-        except StoreError as error:
+        except (StoreError, _WentBack) as error:
             log.error("the index %s could not be opened: %s", bundle.index_name, error)
         finally:
             self._opening = None

@@ -1,12 +1,14 @@
 """Fixtures: galleries on every pair of store and vector index."""
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
 from index.gallery import Gallery, open_gallery
+from tests.support.postgres import PostgresServer
 
 from .memory import MemoryData, MemoryIndex, MemoryStore
 from .reference import BUNDLE, TRIO, ReferenceGallery, Shop, make_entries
@@ -18,18 +20,32 @@ class OpenEngine(Protocol):
     def __call__(self) -> Gallery: ...
 
 
-@pytest.fixture(params=["sqlite-faiss", "memory"])
+_schemas = count(1)
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """The address of a new gallery in PostgreSQL: a schema of its own."""
+    schema = f"test_{next(_schemas)}"
+    yield f"{postgres.url()}?schema={schema}"
+    postgres.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+
+
+@pytest.fixture(params=["sqlite-faiss", "postgres-faiss", "memory"])
 def open_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenEngine]:
     """Opens one gallery any number of times; the test runs once per pair of store and vector index."""
     handles: list[Gallery] = []
     data = MemoryData()
+    address: str | Path = tmp_path / "gallery"
+    if request.param == "postgres-faiss":
+        address = request.getfixturevalue("postgres_url")
 
     def open_handle() -> Gallery:
         if request.param == "memory":
             store = MemoryStore(data)
             handles.append(Gallery(store, MemoryIndex(store), address="memory"))
         else:
-            handles.append(open_gallery(tmp_path / "gallery", create=not handles))
+            handles.append(open_gallery(address, create=not handles, cache=tmp_path / "cache"))
         return handles[-1]
 
     yield open_handle

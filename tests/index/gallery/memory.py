@@ -179,6 +179,10 @@ class MemoryStore:
     def is_read_only(self) -> bool:
         return False
 
+    @property
+    def can_record_indexes(self) -> bool:
+        return True
+
     def problems(self) -> list[str]:
         return []
 

@@ -1,0 +1,53 @@
+"""What the stores share: how an item, a vector and a digest become a row, and an item again."""
+
+import json
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from index.gallery.errors import RESTORE, StoreError
+from index.gallery.types import Item, NewImage
+from index.items import Attribute
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def format_attributes(attributes: Mapping[str, Attribute]) -> str:
+    """Returns attributes as JSON, the same text for the same attributes."""
+    return json.dumps(attributes, sort_keys=True, ensure_ascii=False, allow_nan=False)
+
+
+def parse_item(item_id: str, title: str, url: str, attributes: str) -> Item:
+    """Returns an item without validating it again: it was validated when it was stored."""
+    try:
+        return Item.model_construct(id=item_id, title=title, url=url, attributes=json.loads(attributes))
+    except (ValueError, TypeError):
+        raise StoreError(f"The store is damaged: the attributes of {item_id!r} are not JSON.", RESTORE) from None
+
+
+def check_digest(image: NewImage) -> None:
+    """Refuses an image whose digest is not a SHA-256."""
+    if not _DIGEST.fullmatch(image.digest):
+        raise StoreError(
+            f"Image {image.id!r} has the digest {image.digest[:80]!r}.", "Pass the SHA-256 of its bytes, in hex."
+        )
+
+
+def check_vector(image: NewImage, bundle_id: str, dimension: int | None) -> int:
+    """Refuses an image whose vector is not one of its bundle; returns the number of its dimensions."""
+    shape = np.shape(image.vector)
+    # Also rejects NaN: every comparison with it is false.
+    storable = bool((np.abs(image.vector) <= np.finfo(np.float16).max).all())
+    if len(shape) != 1 or not shape[0] or (dimension and shape[0] != dimension) or not storable:
+        wanted = f"({dimension},)" if dimension else "(n,)"
+        raise StoreError(
+            f"Image {image.id!r} has a vector of shape {shape}; bundle {bundle_id} makes finite ones of {wanted}.",
+            "Embed it with this bundle.",
+        )
+    return int(shape[0])
+
+
+def pack_vector(image: NewImage) -> bytes:
+    """Returns a vector in half precision: what the exact index stores, so that a compaction changes no score."""
+    return np.asarray(image.vector, "<f2").tobytes()
