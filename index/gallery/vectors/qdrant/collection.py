@@ -1,6 +1,7 @@
 """One collection of Qdrant, and what is recorded about it in its metadata."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import numpy as np
@@ -77,9 +78,8 @@ class Collection:
             metadata={_METADATA: q.Value(string_value=state.model_dump_json())},
         )
         self._admin("Create", request)
-        self.index_field(ITEM, q.FieldType.FieldTypeInteger)
-        self.index_field(FIRST, q.FieldType.FieldTypeBool)
-        self.index_field(NAMES, q.FieldType.FieldTypeKeyword)
+        types = q.FieldType
+        self._index({ITEM: types.FieldTypeInteger, FIRST: types.FieldTypeBool, NAMES: types.FieldTypeKeyword})
 
     def drop(self) -> None:
         self._admin("Delete", messages().DeleteCollection(collection_name=self.name))
@@ -114,16 +114,26 @@ class Collection:
     def _admin(self, method: str, request: Any) -> None:
         self._nodes.call("Collections", method, request, self._settings.write_timeout)
 
-    def index_field(self, path: str, type: Any) -> None:
-        q = messages()
-        request = q.CreateFieldIndexCollection(collection_name=self.name, wait=True, field_name=path, field_type=type)
-        self._nodes.call("Points", "CreateFieldIndex", request, self._settings.write_timeout)
-
     def index_attributes(self, fields: Iterable[tuple[str, str]]) -> None:
         """Creates payload indexes of some fields of attributes."""
         types = messages().FieldType
-        for kind, name in fields:
-            self.index_field(field(kind, name), types.FieldTypeKeyword if kind == "v" else types.FieldTypeFloat)
+        of_kind = {"v": types.FieldTypeKeyword, "n": types.FieldTypeFloat, "t": types.FieldTypeFloat}
+        self._index({field(kind, name): of_kind[kind] for kind, name in fields})
+
+    def _index(self, fields: Mapping[str, Any]) -> None:
+        """Creates payload indexes, several at a time: each waits for all nodes."""
+        requests = [
+            messages().CreateFieldIndexCollection(
+                collection_name=self.name, wait=True, field_name=path, field_type=type
+            )
+            for path, type in fields.items()
+        ]
+        with ThreadPoolExecutor(self._settings.upload_threads, "index") as pool:
+            for done in [
+                pool.submit(self._nodes.call, "Points", "CreateFieldIndex", request, self._settings.write_timeout)
+                for request in requests
+            ]:
+                done.result()
 
     # Writes, which return after they were applied
 
