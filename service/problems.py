@@ -20,6 +20,7 @@ from index.embedding.images import ImageError
 from index.errors import LookalikeError
 from index.gallery.errors import (
     BundleMismatch,
+    IndexUnavailable,
     ItemMissing,
     JobMissing,
     LimitExceeded,
@@ -164,6 +165,13 @@ STORE_FAILED = ProblemType(
     "catalogue.sqlite cannot be read: database disk image is malformed.",
     "Ask the operator to run `lookalike gallery verify`, and to restore a snapshot.",
 )
+INDEX_UNAVAILABLE = ProblemType(
+    "index-unavailable",
+    503,
+    "Vector index unavailable",
+    "Qdrant does not answer at 10.0.0.5:6334.",
+    "Send the request again after the time in Retry-After.",
+)
 OVERLOADED = ProblemType(
     "overloaded",
     503,
@@ -292,6 +300,7 @@ _BY_KIND = {
     LimitExceeded.kind: LIMIT_EXCEEDED,
     JobMissing.kind: JOB_MISSING,
     BundleError.kind: BUNDLE_INVALID,
+    IndexUnavailable.kind: INDEX_UNAVAILABLE,
     StorageFull.kind: STORAGE_FULL,
     StoreBusy.kind: OVERLOADED,
     StoreReadOnly.kind: READ_ONLY,
@@ -389,7 +398,7 @@ def _handle_lookalike_error(request: Request, error: Exception) -> JSONResponse:
     if type in (STORE_FAILED, STORE_UNAVAILABLE):
         log.error("request %s: %s", request.state.request_id, error)
     headers = {}
-    if isinstance(error, StoreBusy | StoreUnavailable):
+    if isinstance(error, StoreBusy | StoreUnavailable | IndexUnavailable):
         headers["Retry-After"] = "1"
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(ceil(error.retry_after))

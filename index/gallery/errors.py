@@ -118,6 +118,12 @@ class IndexDamaged(LookalikeError):
     kind = "index-damaged"
 
 
+class IndexUnavailable(LookalikeError):
+    """The servers of a vector index do not answer, or have to be filled first; nothing is lost."""
+
+    kind = "index-unavailable"
+
+
 class IndexBuildError(LookalikeError):
     """The next vector index could not be written; searches continue with the last one."""
 

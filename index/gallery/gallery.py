@@ -20,7 +20,14 @@ from index.gallery import backup, export, verify
 from index.gallery.addresses import redact
 from index.gallery.bundle_stats import BundleStats, list_bundles
 from index.gallery.cursors import decode_cursor, encode_cursor, hash_query
-from index.gallery.errors import BundleMismatch, ItemMissing, SearchError, StoreError, StoreUnavailable
+from index.gallery.errors import (
+    BundleMismatch,
+    IndexDamaged,
+    ItemMissing,
+    SearchError,
+    StoreError,
+    StoreUnavailable,
+)
 from index.gallery.filters import Filter
 from index.gallery.hints import find_mismatches
 from index.gallery.jobs import JobHistory, needed_bundles
@@ -425,7 +432,11 @@ class Gallery:
         query_hash = partial(hash_query, groups[0], filter, min_score, exclude) if len(groups) == 1 else None
         if cursor and query_hash:
             query = query._replace(start=decode_cursor(cursor, query_hash()))
-        answers = search_view(view, groups, query) if groups else []
+        try:
+            answers = search_view(view, groups, query) if groups else []
+        except IndexDamaged:  # the index was replaced, or lost, during the search
+            view = self._reopen(view)
+            answers = search_view(view, groups, query)
         following = answers[0][1] if query_hash else None
         return SearchResult(
             [hits for hits, _ in answers],
@@ -501,6 +512,14 @@ class Gallery:
         if age > self._settings.max_stale_seconds:
             raise error
         return age
+
+    def _reopen(self, view: View) -> View:
+        """Returns the newest view of a bundle whose index has vanished; raises BundleMismatch if it was dropped."""
+        followers = [group.get(view.bundle.id) for group in (self._followers, self._rehearsals)]
+        for follower in followers:
+            if follower:
+                return follower.reopen(view)
+        raise BundleMismatch(self.active_bundle() or "", view.bundle.id)
 
     def _keep_up(self) -> None:
         """Follows the store while nobody searches, so that no search has to catch up with many writes."""

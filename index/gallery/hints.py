@@ -38,4 +38,4 @@ def _types(condition: Condition) -> set[ValueType]:
 
 def _has_values(view: View, name: str, kind: ValueType) -> bool:
     # A range without bounds matches every value of its type.
-    return bool(view.segments(Filter(((name, Range(kind, ())),))))
+    return not all(segment.is_empty() for segment in view.segments(Filter(((name, Range(kind, ())),))))

@@ -30,8 +30,6 @@ _SCORE_UNIT = 10**6
 """Scores are rounded to millionths: a compaction may change the order of a sum, and with it the last digits."""
 _QUERY_CHUNK = 64
 """Query vectors of one group that are searched at a time, which bounds the memory for an item with many images."""
-_IMAGE_CHUNK = 512
-"""Images that are compared at a time: their vectors fit into the processor's cache."""
 
 
 class _SegmentResult(NamedTuple):
@@ -232,8 +230,7 @@ class _Images(NamedTuple):
 
 def _search_exhaustively(segments: Sequence[Segment], group: NDArray[np.float32], query: Query) -> Page:
     """Returns a page by the scores of all images: it takes the same time and memory wherever it begins."""
-    positions = [segment.positions() for segment in segments]
-    images = _rank_all(segments, positions, group)
+    positions, images = _rank_all(segments, group)
     start = query.start or PageStart()
     done = np.fromiter(query.skipped, np.int64, len(query.skipped))
     if start.after:
@@ -243,10 +240,10 @@ def _search_exhaustively(segments: Sequence[Segment], group: NDArray[np.float32]
         is_open &= images.ranks <= query.worst_rank
     best = images.best_rows(np.flatnonzero(is_open), query.top + 1)
     firsts = np.cumsum([0, *map(len, positions)])
-    hits = []
-    for row in best[: query.top].tolist():
-        number = int(np.searchsorted(firsts, row, side="right")) - 1
-        hits.append(_hit(int(images.ranks[row]), segments[number], int(positions[number][row - firsts[number]])))
+    chosen = [(row, int(np.searchsorted(firsts, row, side="right")) - 1) for row in best[: query.top].tolist()]
+    for number, segment in enumerate(segments):
+        segment.hold(positions[number][[row - firsts[number] for row, own in chosen if own == number]])
+    hits = [_hit(int(images.ranks[row]), segments[own], int(positions[own][row - firsts[own]])) for row, own in chosen]
     if len(best) <= query.top:
         return hits, None
     last = best[query.top - 1]
@@ -257,19 +254,11 @@ def _search_exhaustively(segments: Sequence[Segment], group: NDArray[np.float32]
     return hits, partial(PageStart, later, after)
 
 
-def _rank_all(segments: Sequence[Segment], positions: list[NDArray[np.int64]], group: NDArray[np.float32]) -> _Images:
-    """Ranks every image by its nearest query vector.
-
-    In double precision, where the order of a sum never decides how a score is rounded: the pages of a search must agree
-    on every rank, also when a compaction moves an image.
-    """
-    queries = group.T.astype(np.float64)
-    ranks = [np.empty(len(own), np.int64) for own in positions]
-    for segment, own, found in zip(segments, positions, ranks, strict=True):
-        for first in range(0, len(own), _IMAGE_CHUNK):
-            chunk = slice(first, first + _IMAGE_CHUNK)
-            scores = segment.vectors(own[chunk]).astype(np.float64) @ queries
-            found[chunk] = np.rint(scores.max(axis=1) * -_SCORE_UNIT)
-    pairs = [segment.keys(own) for segment, own in zip(segments, positions, strict=True)]
+def _rank_all(segments: Sequence[Segment], group: NDArray[np.float32]) -> tuple[list[NDArray[np.int64]], _Images]:
+    """Returns every position of each segment, and all images with the rank by their nearest query vector."""
+    found = [segment.scores(group) for segment in segments]
+    ranks = [np.rint(scores * -_SCORE_UNIT).astype(np.int64) for _, scores in found]
+    pairs = [segment.keys(own) for segment, (own, _) in zip(segments, found, strict=True)]
     columns = ranks, [keys for keys, _ in pairs], [items for _, items in pairs]
-    return _Images(*(np.concatenate([np.empty(0, np.int64), *parts]) for parts in columns))
+    images = _Images(*(np.concatenate([np.empty(0, np.int64), *parts]) for parts in columns))
+    return [own for own, _ in found], images

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from index._util.system import LockError
 from index.errors import LookalikeError
-from index.gallery.errors import RESTORE, IndexDamaged, StoreError
+from index.gallery.errors import RESTORE, IndexDamaged, IndexUnavailable, StoreError
 from index.gallery.settings import GallerySettings
 from index.gallery.store.base import BundleRow, FullImageRow, ItemStore, StoreReader
 from index.gallery.types import Item, Progress
@@ -66,7 +66,7 @@ def find_faults(
                 faults += _index_faults(store, index, bundle.id, compact, _Comparison(settings, on_progress))
             if is_active:
                 faults += _missing_vectors(store, bundle.id)
-    except StoreError as error:
+    except (StoreError, IndexUnavailable) as error:
         faults.append(Fault(error.problem, error.remedy))
     return faults
 

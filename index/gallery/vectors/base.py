@@ -19,6 +19,8 @@ Queries = NDArray[np.float32]
 Positions = NDArray[np.int64]
 Results = tuple[NDArray[np.float32], Positions]
 """Scores and positions of shape (queries, count), best first, padded with the score -inf and the position -1."""
+_IMAGE_CHUNK = 512
+"""Images that are compared at a time: their vectors fit into the processor's cache."""
 
 
 class Segment(HitRecords, Protocol):
@@ -26,7 +28,13 @@ class Segment(HitRecords, Protocol):
 
     @property
     def count(self) -> int:
-        """The number of images that a search may return."""
+        """The number of images that a search may return, or an upper bound where counting costs a request."""
+
+    def session(self) -> "Segment":
+        """Returns the segment for one search: an engine elsewhere keeps in it what it has fetched for the hits."""
+
+    def is_empty(self) -> bool:
+        """Whether a search would return nothing; `count` may be a bound."""
 
     def search(self, queries: Queries, count: int, *, filtered: bool) -> Results:
         """Returns the nearest positions of each query, padded only if the segment has fewer.
@@ -41,6 +49,38 @@ class Segment(HitRecords, Protocol):
         """Returns every position that a search may return."""
 
     def vectors(self, positions: Positions) -> NDArray[np.float16]: ...
+
+    def scores(self, queries: Queries) -> tuple[Positions, NDArray[np.float64]]:
+        """Returns every position that a search may return, and its best score over some query vectors.
+
+        Raises SearchError if they are too many for the engine.
+        """
+
+    def hold(self, positions: Positions) -> None:
+        """Keeps the records of some positions of `scores`, as they are now, for hits."""
+
+
+class LocalSegment:
+    """The parts of a segment that are the same for all engines with the vectors in this process."""
+
+    def session(self) -> Self:
+        return self
+
+    def is_empty(self: Segment) -> bool:
+        return not self.count
+
+    def scores(self: Segment, queries: Queries) -> tuple[Positions, NDArray[np.float64]]:
+        # In double precision, where the order of a sum never decides how a score is rounded: the pages of a search must
+        # agree on every rank, also when a compaction moves an image.
+        positions, columns = self.positions(), queries.T.astype(np.float64)
+        best = np.empty(len(positions), np.float64)
+        for first in range(0, len(positions), _IMAGE_CHUNK):
+            chunk = slice(first, first + _IMAGE_CHUNK)
+            best[chunk] = (self.vectors(positions[chunk]).astype(np.float64) @ columns).max(axis=1)
+        return positions, best
+
+    def hold(self, positions: Positions) -> None:
+        """Does nothing: records are read in place, and never change."""
 
 
 class BuiltIndex(Protocol):
@@ -95,10 +135,13 @@ class VectorIndex(Protocol):
         """The engine's name for the statistics."""
 
     def open(self, bundle: BundleRow) -> BuiltIndex:
-        """Opens what the store names as the bundle's index; raises IndexDamaged."""
+        """Opens what the store names as the bundle's index; raises IndexDamaged, or IndexUnavailable for now."""
 
     def load(self, reader: StoreReader, bundle: BundleRow) -> BuiltIndex:
-        """Returns an exact index of the store's vectors, in memory, while there is none to open."""
+        """Returns an exact index of the store's vectors, in memory, while there is none to open.
+
+        Raises IndexUnavailable if they are too many for that.
+        """
 
     def build(
         self, bundle_id: str, *, rebuild: bool = False, wait: bool = True, on_progress: Progress = ...

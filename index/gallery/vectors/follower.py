@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from index.gallery.errors import BundleMismatch, IndexDamaged, StoreError
+from index.gallery.errors import BundleMismatch, IndexDamaged, IndexUnavailable, StoreError
 from index.gallery.settings import GallerySettings
 from index.gallery.store.base import BundleRow, ItemStore, StoreReader
 from index.gallery.vectors.base import BuiltIndex, VectorIndex
@@ -57,6 +57,14 @@ class Follower:
             if bundle.index_name not in (None, self._view.index.name, self._damaged):
                 self._open_in_background(bundle)
             self._news = news
+            return self._view
+
+    def reopen(self, view: View) -> View:
+        """Returns another view than one whose index has vanished, or was found damaged, during a search."""
+        with self._lock:
+            if self._view.index is view.index or self._view.index.name == view.index.name:
+                bundle = self._store.watch.bundle(view.bundle.id) or view.bundle
+                self._view = self._catch_up(self._start(bundle))
             return self._view
 
     def _is_same(self, bundle: BundleRow) -> bool:
@@ -121,7 +129,7 @@ class Follower:
             current = self._store.read.bundle(bundle.id)
             if current and current.index_name == bundle.index_name:
                 self._report_damage(bundle, error)
-        except (StoreError, _WentBack) as error:
+        except (StoreError, IndexUnavailable, _WentBack) as error:
             log.error("the index %s could not be opened: %s", bundle.index_name, error)
         finally:
             self._opening = None

@@ -12,12 +12,12 @@ from index.gallery.filters import Filter
 from index.gallery.settings import GallerySettings
 from index.gallery.store.base import BundleRow, Changes, StoreReader
 from index.gallery.types import Item, StoredImage
-from index.gallery.vectors.base import BuiltIndex, Positions, Queries, Results, Segment
+from index.gallery.vectors.base import BuiltIndex, LocalSegment, Positions, Queries, Results, Segment
 from index.gallery.vectors.delta import Block, apply_changes
 from index.gallery.vectors.faiss.searcher import AllowList
 
 
-class BlockSegment:
+class BlockSegment(LocalSegment):
     """The images of a delta block that may be returned."""
 
     def __init__(self, block: Block, items: Mapping[int, Item], selection: AllowList | None) -> None:
@@ -106,8 +106,9 @@ class View:
         """The number of images and items that were added, changed or removed since the index was built."""
         return sum(len(block) for block in self.blocks) + self.index.masked
 
-    @cached_property
+    @property
     def is_compaction_due(self) -> bool:
+        """Whether the index should be brought up to date; an engine may decide so when changes become old."""
         is_lost = self.index.name is None and self.bundle.index_name is not None
         return is_lost or self.changed_bytes > self.settings.max_delta_bytes or self.index.is_due(self.pending)
 
@@ -122,13 +123,12 @@ class View:
         if found is None:
             candidates = [self.index.segment(filter), *(self._block_segment(block, filter) for block in self.blocks)]
             found = [segment for segment in candidates if segment.count]
-            if filter and filter.length > self.settings.cached_length:
-                return found
-            # A copy of the keys: other threads add to the cache concurrently.
-            for oldest in list(self._segments)[: 1 - self.settings.cached_filters]:
-                self._segments.pop(oldest, None)
-            self._segments[filter] = found
-        return found
+            if filter is None or filter.length <= self.settings.cached_length:
+                # A copy of the keys: other threads add to the cache concurrently.
+                for oldest in list(self._segments)[: 1 - self.settings.cached_filters]:
+                    self._segments.pop(oldest, None)
+                self._segments[filter] = found
+        return [segment.session() for segment in found]
 
     def _block_segment(self, block: Block, filter: Filter | None) -> BlockSegment:
         if filter is None:

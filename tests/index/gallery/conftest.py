@@ -1,5 +1,6 @@
 """Fixtures: galleries on every pair of store and vector index."""
 
+import secrets
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from index.gallery import Gallery, open_gallery
 from tests.support.postgres import PostgresServer
+from tests.support.qdrant import QUICK_OPTIONS, Cluster, run_cluster
 
 from .memory import MemoryData, MemoryIndex, MemoryStore
 from .reference import BUNDLE, TRIO, ReferenceGallery, Shop, make_entries
@@ -31,14 +33,29 @@ def postgres_url(postgres: PostgresServer) -> Iterator[str]:
     postgres.execute(f"DROP SCHEMA IF EXISTS {schema} CASCADE")
 
 
-@pytest.fixture(params=["sqlite-faiss", "postgres-faiss", "memory"])
+@pytest.fixture(scope="session")
+def qdrant_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes of Qdrant; skips where the server is not installed."""
+    with run_cluster(tmp_path_factory.mktemp("qdrant")) as cluster:
+        yield cluster
+
+
+ENGINES = ["sqlite-faiss", "memory", "postgres-faiss", pytest.param("postgres-qdrant", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(params=ENGINES)
 def open_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenEngine]:
     """Opens one gallery any number of times; the test runs once per pair of store and vector index."""
     handles: list[Gallery] = []
     data = MemoryData()
     address: str | Path = tmp_path / "gallery"
-    if request.param == "postgres-faiss":
+    prefix = f"test-{secrets.token_hex(4)}"
+    cluster: Cluster | None = None
+    if request.param.startswith("postgres"):
         address = request.getfixturevalue("postgres_url")
+    if request.param == "postgres-qdrant":
+        cluster = request.getfixturevalue("qdrant_cluster")
+        address = f"{address} {cluster.address(prefix, QUICK_OPTIONS)}"
 
     def open_handle() -> Gallery:
         if request.param == "memory":
@@ -51,6 +68,8 @@ def open_engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open
     yield open_handle
     for gallery in handles:
         gallery.close()
+    if cluster:
+        cluster.drop(prefix)
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from index.gallery.types import (
     StoredItem,
     no_progress,
 )
-from index.gallery.vectors.base import Positions, Queries, Results
+from index.gallery.vectors.base import LocalSegment, Positions, Queries, Results
 from index.items import MAX_ATTRIBUTE_NAMES, MAX_IMAGES_PER_ITEM
 from index.jobs import JobRecord
 
@@ -436,7 +436,7 @@ class MemoryJobs:
 
 
 @dataclass(frozen=True)
-class MemorySegment:
+class MemorySegment(LocalSegment):
     """Implements `Segment` over a list of rows."""
 
     rows: list[tuple[FullImageRow, Item]]

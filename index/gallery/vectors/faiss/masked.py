@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from index.gallery.filters import Filter
 from index.gallery.types import Facet, IndexStats, Item, StoredImage
-from index.gallery.vectors.base import Positions, Queries, Results
+from index.gallery.vectors.base import LocalSegment, Positions, Queries, Results
 from index.gallery.vectors.faiss.generation import Generation
 from index.gallery.vectors.faiss.searcher import AllowList, stored_vectors
 from index.gallery.vectors.faiss.settings import FaissSettings
 
 
-class GenerationSegment:
+class GenerationSegment(LocalSegment):
     """The images of a generation that may be returned."""
 
     def __init__(self, generation: Generation, items: Mapping[int, Item], selection: AllowList | None) -> None:

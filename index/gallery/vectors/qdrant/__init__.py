@@ -1,0 +1,1 @@
+"""A vector index on a Qdrant cluster: shards and replicas, for more vectors than one machine holds."""

@@ -1,0 +1,228 @@
+"""A collection as of a revision: without what was removed or replaced since, which the delta holds."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.gallery.errors import IndexDamaged, SearchError
+from index.gallery.filters import Filter
+from index.gallery.types import Facet, IndexStats, Item, StoredImage
+from index.gallery.vectors.base import Positions, Queries, Results
+from index.gallery.vectors.faiss.masked import MaskedGeneration
+from index.gallery.vectors.qdrant.collection import Collection, CollectionState, Neighbours
+from index.gallery.vectors.qdrant.conditions import translate
+from index.gallery.vectors.qdrant.payload import Record
+from index.gallery.vectors.qdrant.settings import QdrantSettings
+
+ENGINE = "qdrant"
+_MASK_ALLOWANCE = 64
+"""Points that a search fetches at first for those that are masked."""
+_WIDEN_FACTOR = 4
+
+
+@dataclass(frozen=True)
+class QdrantBuiltIndex:
+    """Implements `BuiltIndex`. Opening one costs one request, so a new one is opened after each applied step."""
+
+    collection: Collection
+    name: str
+    revision: int
+    state: CollectionState
+    settings: QdrantSettings
+    opened: float = field(default_factory=time.monotonic)
+    gone: frozenset[int] = frozenset()
+    """Keys of images that were removed, replaced or added since: the delta holds what there is of them."""
+    whole_items: bool = True
+
+    @property
+    def max_images_per_item(self) -> int:
+        return self.state.max_images_per_item
+
+    @property
+    def masked(self) -> int:
+        return sum(key <= self.state.newest_key for key in self.gone)
+
+    def after(self, removed: Sequence[int], items: Mapping[int, Item]) -> "QdrantBuiltIndex":
+        return replace(self, gone=self.gone.union(removed))
+
+    def segment(self, filter: Filter | None) -> "QdrantSegment":
+        return QdrantSegment(self, filter)
+
+    def facets(
+        self, count: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""
+    ) -> Iterator[Facet]:
+        known = self.collection.names(translate(None, first=True), self.state.fields)
+        matching = translate(filter, first=True)
+        for name in [name for name in names if name in known] if names else known:
+            yield self.collection.facet(name, count, matching, contains)
+
+    def is_due(self, pending: int) -> bool:
+        is_old = time.monotonic() - self.opened > self.settings.max_age
+        return pending > self.settings.min_pending or (pending > 0 and is_old)
+
+    def stats(self, pending: int) -> IndexStats:
+        state = self.state
+        return IndexStats(
+            engine=ENGINE,
+            name=self.name,
+            revision=self.revision,
+            pending=pending,
+            kind=state.kind,
+            recall=state.recall,
+            target=state.target,
+            effort=state.effort,
+        )
+
+
+class LoadedVectors(MaskedGeneration):
+    """The store's vectors in memory, while there is no collection to open."""
+
+    def stats(self, pending: int) -> IndexStats:
+        return super().stats(pending).model_copy(update={"engine": ENGINE})
+
+
+class QdrantSegment:
+    """The images of a collection that may be returned; their keys are the positions.
+
+    Results come with their records, which are kept for the hits: each search has a segment of its own.
+    """
+
+    def __init__(self, index: QdrantBuiltIndex, filter: Filter | None) -> None:
+        self._index = index
+        self._filter = filter
+        self._condition = translate(filter)
+        self._records: dict[int, Record] = {}
+        self._owners: dict[int, int] = {}
+        self.count = index.state.images
+        """An upper bound: how many match a filter, and are not masked, is not known."""
+
+    def session(self) -> "QdrantSegment":
+        return QdrantSegment(self._index, self._filter)
+
+    def is_empty(self) -> bool:
+        if not self._filter:
+            return self.count <= self._index.masked
+        for _, points in self._pages(np.ones((1, self._index.state.dimension), np.float32), 1):
+            return not points
+        return True
+
+    def search(self, queries: Queries, count: int, *, filtered: bool) -> Results:
+        scores = np.full((len(queries), count), -np.inf, np.float32)
+        positions = np.full((len(queries), count), -1, np.int64)
+        for row, points in self._pages(queries, count):
+            for column, (key, score, record) in enumerate(points[:count]):
+                scores[row, column], positions[row, column] = score, key
+                self._records[key] = record
+        return scores, positions
+
+    def _pages(self, queries: Queries, count: int) -> Iterator[tuple[int, Neighbours]]:
+        """Yields for each query at least the `count` nearest points that may be returned, or all there are.
+
+        A search that finds fewer points than it asked for is repeated by comparing all vectors.
+        """
+        limit = count + min(_MASK_ALLOWANCE, len(self._index.gone))
+        effort = self._effort(limit)
+        pending = np.arange(len(queries))
+        while len(pending):
+            answers = self._index.collection.search(queries[pending], limit, filter=self._condition, effort=effort)
+            kept = [self._keep(points) for points in answers]
+            is_short = [len(points) < limit for points in answers]
+            done = [len(own) >= count or (short and not effort) for own, short in zip(kept, is_short, strict=True)]
+            yield from ((row, own) for row, own, is_done in zip(pending.tolist(), kept, done, strict=True) if is_done)
+            if effort and any(short and not is_done for short, is_done in zip(is_short, done, strict=True)):
+                effort = 0
+            else:
+                limit *= _WIDEN_FACTOR
+                effort = self._effort(limit) if effort else 0
+            pending = pending[~np.array(done, np.bool_)]
+
+    def _effort(self, limit: int) -> int:
+        state, settings = self._index.state, self._index.settings
+        if state.kind == "exact" or not state.effort:
+            return 0
+        return max(limit, state.effort * (settings.filtered_factor if self._filter else 1))
+
+    def _keep(self, points: Neighbours) -> Neighbours:
+        """Leaves out what was masked since, and what matches only Qdrant's wider filter."""
+        gone, wanted = self._index.gone, self._filter
+        return [
+            point
+            for point in points
+            if point[0] not in gone and (wanted is None or wanted.matches(point[2].attributes))
+        ]
+
+    def keys(self, positions: Positions) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        owners = [self._owner(key) for key in positions.tolist()]
+        return positions, np.array(owners, np.int64)
+
+    def _owner(self, key: int) -> int:
+        record = self._records.get(key)
+        return record.item if record else self._owners[key]
+
+    def item(self, position: int) -> Item:
+        return self._record(position).parse()[0]
+
+    def image(self, position: int) -> StoredImage:
+        return self._record(position).parse()[1]
+
+    def _record(self, key: int) -> Record:
+        if key not in self._records:
+            self.hold(np.array([key]))
+        return self._records[key]
+
+    def hold(self, positions: Positions) -> None:
+        missing = [key for key in positions.tolist() if key not in self._records]
+        if missing:
+            found = self._index.collection.records(missing)
+            self._check(missing, found)
+            self._records.update(found)
+
+    def _check(self, keys: Sequence[int], found: Mapping[int, object]) -> None:
+        lost = [key for key in keys if key not in found]
+        if lost:
+            raise IndexDamaged(
+                f"The collection {self._index.collection.name} has lost image {lost[0]}.",
+                "Rebuild it: lookalike gallery compact --rebuild.",
+            )
+
+    def scores(self, queries: Queries) -> tuple[Positions, NDArray[np.float64]]:
+        index = self._index
+        bound = index.settings.exhaustive_up_to
+        limit = min(bound + 1, index.state.images + len(index.gone) + 1)
+        best: dict[int, float] = {}
+        for query in queries:
+            (points,) = index.collection.search(
+                query[None], limit, filter=self._condition, records=self._filter is not None,
+                timeout=index.settings.write_timeout,
+            )  # fmt: skip
+            if len(points) > bound:
+                raise SearchError(
+                    f"This search has more than {bound:,} images to page through.", "Narrow it by a filter."
+                )
+            for key, score, record in self._keep(points):
+                best[key] = max(score, best.get(key, -np.inf))
+                self._owners[key] = record.item
+        keys = np.fromiter(best, np.int64, len(best))
+        return keys, np.fromiter(best.values(), np.float64, len(best))
+
+    def positions(self) -> Positions:
+        """Returns all keys, of images that match if there is a filter."""
+        owners = {
+            key: item for key, item in self._index.collection.items(self._condition) if key not in self._index.gone
+        }
+        if self._filter is not None:
+            records = self._index.collection.records(list(owners))
+            owners = {key: record.item for key, record in records.items() if self._filter.matches(record.attributes)}
+        self._owners = owners
+        return np.sort(np.fromiter(owners, np.int64, len(owners)))
+
+    def vectors(self, positions: Positions) -> NDArray[np.float16]:
+        keys = positions.tolist()
+        found = self._index.collection.vectors(keys)
+        self._check(keys, found)
+        self._records = {key: record for key, (record, _) in found.items()}  # only the last: they may be millions
+        vectors = [found[key][1] for key in keys]
+        return np.array(vectors, np.float16).reshape(len(keys), self._index.state.dimension)

@@ -1,0 +1,321 @@
+"""One collection of Qdrant, and what is recorded about it in its metadata."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationError
+
+from index._util.models import Frozen
+from index.gallery.errors import IndexDamaged
+from index.gallery.types import Facet
+from index.gallery.vectors.qdrant.nodes import Nodes, messages
+from index.gallery.vectors.qdrant.payload import FIRST, ITEM, NAMES, RECORD, Record, field, parse_token, read_record
+from index.gallery.vectors.qdrant.settings import QdrantSettings
+from index.items import MAX_ATTRIBUTE_NAMES, MAX_FACETS
+
+_METADATA = "lookalike"
+_SCROLL = 10_000
+"""Points that are listed at a time; with their vectors a sixteenth as many."""
+Neighbours = list[tuple[int, float, Record]]
+"""Points with score and record, best first."""
+
+
+class CollectionState(Frozen):
+    """What the metadata of a collection record about it."""
+
+    schema_version: Literal[1] = 1
+    bundle_id: str
+    dimension: int
+    last: str = Field(description="the index's name before the step that wrote this")
+    next: str = Field(description="its name after that step")
+    images: int = 0
+    newest_key: int = Field(default=0, description="the highest key of its images")
+    max_images_per_item: int = 0
+    fields: tuple[tuple[str, str], ...] = Field(default=(), description="kind and name of the indexed fields")
+    kind: Literal["exact", "hnsw"] = "exact"
+    effort: int = Field(default=0, description="hnsw_ef that reaches the target; 0: all vectors are compared")
+    recall: float = 1.0
+    target: float = 1.0
+    measured: int = Field(default=0, description="the images with which the recall was measured")
+
+
+class Collection:
+    """Reads and writes of one collection."""
+
+    def __init__(self, nodes: Nodes, name: str, settings: QdrantSettings) -> None:
+        self.name = name
+        self._nodes = nodes
+        self._settings = settings
+
+    # The collection itself
+
+    def create(self, dimension: int, state: CollectionState) -> None:
+        """Creates the collection without graphs, for a fast upload."""
+        q, settings = messages(), self._settings
+        several = len(self._nodes) > 1
+        quantization = {
+            "none": None,
+            "int8": q.QuantizationConfig(scalar=q.ScalarQuantization(type=q.QuantizationType.Int8, always_ram=True)),
+            "binary": q.QuantizationConfig(binary=q.BinaryQuantization(always_ram=True)),
+        }[settings.quantization]
+        request = q.CreateCollection(
+            collection_name=self.name,
+            vectors_config=q.VectorsConfig(
+                params=q.VectorParams(
+                    size=dimension, distance=q.Distance.Dot, datatype=q.Datatype.Float16, on_disk=settings.on_disk
+                )
+            ),
+            hnsw_config=q.HnswConfigDiff(m=settings.graph_links, ef_construct=settings.construction_effort),
+            optimizers_config=q.OptimizersConfigDiff(indexing_threshold=0),
+            quantization_config=quantization,
+            shard_number=settings.shards or (12 if several else 1),
+            replication_factor=settings.replicas or (2 if several else 1),
+            write_consistency_factor=settings.write_consistency,
+            on_disk_payload=True,
+            metadata={_METADATA: q.Value(string_value=state.model_dump_json())},
+        )
+        self._admin("Create", request)
+        types = q.FieldType
+        self._index({ITEM: types.FieldTypeInteger, FIRST: types.FieldTypeBool, NAMES: types.FieldTypeKeyword})
+
+    def drop(self) -> None:
+        self._admin("Delete", messages().DeleteCollection(collection_name=self.name))
+
+    def start_indexing(self) -> None:
+        """Lets the cluster build graphs."""
+        q = messages()
+        optimizers = q.OptimizersConfigDiff(indexing_threshold=self._settings.indexing_threshold)
+        self._admin("Update", q.UpdateCollection(collection_name=self.name, optimizers_config=optimizers))
+
+    def info(self) -> Any:
+        request = messages().GetCollectionInfoRequest(collection_name=self.name)
+        return self._nodes.call("Collections", "Get", request).result
+
+    def state(self) -> CollectionState:
+        """Returns the recorded state; raises IndexDamaged if the collection is missing or not ours."""
+        value = self.info().config.metadata
+        text = value[_METADATA].string_value if _METADATA in value else ""
+        try:
+            return CollectionState.model_validate_json(text)
+        except ValidationError:
+            raise IndexDamaged(
+                f"The collection {self.name} has no valid record of its content.",
+                "Rebuild it: lookalike gallery compact.",
+            ) from None
+
+    def record(self, state: CollectionState) -> None:
+        q = messages()
+        metadata = {_METADATA: q.Value(string_value=state.model_dump_json())}
+        self._admin("Update", q.UpdateCollection(collection_name=self.name, metadata=metadata))
+
+    def _admin(self, method: str, request: Any) -> None:
+        self._nodes.call("Collections", method, request, self._settings.write_timeout)
+
+    def index_attributes(self, fields: Iterable[tuple[str, str]]) -> None:
+        """Creates payload indexes of some fields of attributes."""
+        types = messages().FieldType
+        of_kind = {"v": types.FieldTypeKeyword, "n": types.FieldTypeFloat, "t": types.FieldTypeFloat}
+        self._index({field(kind, name): of_kind[kind] for kind, name in fields})
+
+    def _index(self, fields: Mapping[str, Any]) -> None:
+        """Creates payload indexes, several at a time: each waits for all nodes."""
+        requests = [
+            messages().CreateFieldIndexCollection(
+                collection_name=self.name, wait=True, field_name=path, field_type=type
+            )
+            for path, type in fields.items()
+        ]
+        with ThreadPoolExecutor(self._settings.upload_threads, "index") as pool:
+            for done in [
+                pool.submit(self._nodes.call, "Points", "CreateFieldIndex", request, self._settings.write_timeout)
+                for request in requests
+            ]:
+                done.result()
+
+    # Writes, which return after they were applied
+
+    def upsert(self, points: Sequence[Any]) -> None:
+        q = messages()
+        ordering = q.WriteOrdering(type=q.WriteOrderingType.Weak)
+        request = q.UpsertPoints(collection_name=self.name, wait=True, points=points, ordering=ordering)
+        self._nodes.call("Points", "Upsert", request, self._settings.write_timeout)
+
+    def delete(self, keys: Sequence[int]) -> None:
+        request = messages().DeletePoints(collection_name=self.name, wait=True, points=_selector(keys))
+        self._nodes.call("Points", "Delete", request, self._settings.write_timeout)
+
+    def set_first(self, keys: Sequence[int], value: bool) -> None:
+        """Records of some images whether each is the first of its item."""
+        q = messages()
+        request = q.SetPayloadPoints(
+            collection_name=self.name,
+            wait=True,
+            payload={FIRST: q.Value(bool_value=value)},
+            points_selector=_selector(keys),
+        )
+        self._nodes.call("Points", "SetPayload", request, self._settings.write_timeout)
+
+    # Reads
+
+    def search(
+        self,
+        queries: NDArray[np.float32],
+        limit: int,
+        *,
+        filter: Any | None = None,
+        effort: int = 0,
+        records: bool = True,
+        timeout: float | None = None,
+    ) -> list[Neighbours]:
+        """Returns the nearest points of each query; compares all vectors if the effort is 0."""
+        q, settings = messages(), self._settings
+        quantization = None
+        if settings.quantization != "none":
+            quantization = q.QuantizationSearchParams(
+                ignore=not effort, rescore=True, oversampling=settings.oversampling
+            )
+        params = q.SearchParams(hnsw_ef=effort or None, exact=not effort, quantization=quantization)
+        selector = _fields(ITEM, RECORD) if records else _fields(ITEM)
+        requests = [
+            q.QueryPoints(
+                collection_name=self.name,
+                query=q.Query(nearest=q.VectorInput(dense=q.DenseVector(data=query))),
+                limit=limit,
+                filter=filter,
+                params=params,
+                with_payload=selector,
+            )
+            for query in queries
+        ]
+        if len(requests) == 1:
+            return [_neighbours(self._nodes.call("Points", "Query", requests[0], timeout).result)]
+        batch = q.QueryBatchPoints(collection_name=self.name, query_points=requests)
+        return [_neighbours(one.result) for one in self._nodes.call("Points", "QueryBatch", batch, timeout).result]
+
+    def sample(self, count: int, dimension: int) -> NDArray[np.float32]:
+        """Returns the vectors of random points."""
+        q = messages()
+        request = q.QueryPoints(
+            collection_name=self.name,
+            query=q.Query(sample=q.Sample.Random),
+            limit=count,
+            with_vectors=q.WithVectorsSelector(enable=True),
+        )
+        points = self._nodes.call("Points", "Query", request, self._settings.write_timeout).result
+        return np.array([_vector(point) for point in points], np.float32).reshape(len(points), dimension)
+
+    def count(self, filter: Any | None = None) -> int:
+        request = messages().CountPoints(collection_name=self.name, filter=filter, exact=True)
+        count: int = self._nodes.call("Points", "Count", request).result.count
+        return count
+
+    def items(self, filter: Any | None = None, *, limit: int | None = None) -> Iterator[tuple[int, int]]:
+        """Yields the keys of all points and of their items, by key."""
+        for point in self._scroll(filter, _fields(ITEM), limit):
+            yield point.id.num, point.payload[ITEM].integer_value
+
+    def firsts(self, item_keys: Sequence[int]) -> Iterator[tuple[int, int, bool]]:
+        """Yields key, item and mark of all points of some items."""
+        q = messages()
+        match = q.Match(integers=q.RepeatedIntegers(integers=item_keys))
+        filter = q.Filter(must=[q.Condition(field=q.FieldCondition(key=ITEM, match=match))])
+        for point in self._scroll(filter, _fields(ITEM, FIRST), None):
+            yield point.id.num, point.payload[ITEM].integer_value, point.payload[FIRST].bool_value
+
+    def _scroll(self, filter: Any | None, fields: Any, limit: int | None) -> Iterator[Any]:
+        q = messages()
+        offset, left = None, limit
+        while left is None or left > 0:
+            request = q.ScrollPoints(
+                collection_name=self.name,
+                filter=filter,
+                offset=offset,
+                limit=_SCROLL if left is None else min(_SCROLL, left),
+                with_payload=fields,
+            )
+            response = self._nodes.call("Points", "Scroll", request, self._settings.write_timeout)
+            yield from response.result
+            left = None if left is None else left - len(response.result)
+            if not response.HasField("next_page_offset"):
+                return
+            offset = response.next_page_offset
+
+    def owners(self, keys: Sequence[int]) -> dict[int, int]:
+        """Returns the keys of the items of those points that exist."""
+        points = self._get(keys, _fields(ITEM), with_vectors=False)
+        return {point.id.num: point.payload[ITEM].integer_value for point in points}
+
+    def records(self, keys: Sequence[int]) -> dict[int, Record]:
+        """Returns the records of those points that exist."""
+        points = self._get(keys, _fields(ITEM, RECORD), with_vectors=False)
+        return {point.id.num: read_record(point.payload) for point in points}
+
+    def vectors(self, keys: Sequence[int]) -> dict[int, tuple[Record, NDArray[np.float16]]]:
+        """Returns the records and vectors of those points that exist."""
+        points = self._get(keys, _fields(ITEM, RECORD), with_vectors=True)
+        return {point.id.num: (read_record(point.payload), np.array(_vector(point), np.float16)) for point in points}
+
+    def _get(self, keys: Sequence[int], fields: Any, *, with_vectors: bool) -> Iterator[Any]:
+        q, size = messages(), _SCROLL // 16 if with_vectors else _SCROLL
+        for start in range(0, len(keys), size):
+            request = q.GetPoints(
+                collection_name=self.name,
+                ids=[q.PointId(num=key) for key in keys[start : start + size]],
+                with_payload=fields,
+                with_vectors=q.WithVectorsSelector(enable=with_vectors),
+            )
+            yield from self._nodes.call("Points", "Get", request, self._settings.write_timeout).result
+
+    # Facets
+
+    def names(self, filter: Any, fields: Iterable[tuple[str, str]]) -> list[str]:
+        """Returns the indexed attributes that most items have, at most MAX_FACETS, by descending frequency."""
+        indexed = {name for kind, name in fields if kind == "v"}
+        counts = self._facet(NAMES, filter, MAX_ATTRIBUTE_NAMES)
+        ranked = sorted((-count, name) for name, count in counts.items() if name in indexed)
+        return [name for _, name in ranked[:MAX_FACETS]]
+
+    def facet(self, name: str, count: int, filter: Any, contains: str) -> Facet:
+        """Returns an attribute's values with the number of items that have them."""
+        tokens = self._facet(field("v", name), filter, self._settings.facet_values)
+        found = [(parse_token(text), number) for text, number in tokens.items()]
+        if contains:
+            found = [(value, number) for value, number in found if contains.casefold() in str(value).casefold()]
+        # As the values sort: numbers, then texts, then false and true.
+        found.sort(key=lambda pair: (-pair[1], isinstance(pair[0], bool), isinstance(pair[0], str), pair[0]))
+        numbers = [value for value, _ in found if isinstance(value, int | float) and not isinstance(value, bool)]
+        return Facet(
+            name=name,
+            values=found[:count],
+            minimum=min(numbers, default=None),
+            maximum=max(numbers, default=None),
+            distinct=len(found),
+        )
+
+    def _facet(self, path: str, filter: Any, limit: int) -> Mapping[str, int]:
+        q = messages()
+        request = q.FacetCounts(collection_name=self.name, key=path, filter=filter, limit=limit, exact=True)
+        hits = self._nodes.call("Points", "Facet", request, self._settings.write_timeout).hits
+        return {hit.value.string_value: hit.count for hit in hits}
+
+
+def _fields(*names: str) -> Any:
+    q = messages()
+    return q.WithPayloadSelector(include=q.PayloadIncludeSelector(fields=names))
+
+
+def _selector(keys: Sequence[int]) -> Any:
+    q = messages()
+    return q.PointsSelector(points=q.PointsIdsList(ids=[q.PointId(num=key) for key in keys]))
+
+
+def _vector(point: Any) -> Any:
+    vector = point.vectors.vector
+    return vector.dense.data or vector.data
+
+
+def _neighbours(points: Any) -> Neighbours:
+    return [(point.id.num, point.score, read_record(point.payload)) for point in points]
