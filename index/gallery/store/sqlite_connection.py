@@ -191,8 +191,9 @@ def _begin(connection: sqlite3.Connection) -> None:
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 return
-            except StoreBusy:
-                if monotonic() >= end:
+            except (StoreBusy, sqlite3.OperationalError) as error:  # the job history raises those of SQLite
+                is_busy = isinstance(error, StoreBusy) or error.sqlite_errorname.startswith("SQLITE_BUSY")
+                if not is_busy or monotonic() >= end:
                     raise
             sleep(_RETRY_SECONDS)
     finally:
