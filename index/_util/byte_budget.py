@@ -17,6 +17,7 @@ class QueueFull(Exception):
 
 class _Waiting(NamedTuple):
     size: int
+    is_small: bool
     since: float
     place: object
     """Distinguishes it from others that need as much."""
@@ -43,35 +44,38 @@ class ByteBudget:
         self._changed = Condition()
 
     @contextmanager
-    def hold(self, count: int) -> Iterator[None]:
-        """Waits until `count` bytes are free and holds them for as long as the context; raises QueueFull."""
+    def hold(self, count: int, *, slow: bool = False) -> Iterator[None]:
+        """Waits until `count` bytes are free and holds them for as long as the context; raises QueueFull.
+
+        Slow work waits with the large ones, however little memory it needs.
+        """
         if count > self.total:
             raise ValueError(f"{count:,} bytes are more than the whole budget of {self.total:,}.")
-        self._acquire(count)
+        own = _Waiting(count, count <= self._small and not slow, monotonic(), object())
+        self._acquire(own)
         try:
             yield
         finally:
             with self._changed:
-                self._change(count, -1)
+                self._change(own, -1)
 
-    def _change(self, count: int, holders: int) -> None:
-        self._held += holders * count
+    def _change(self, own: _Waiting, holders: int) -> None:
+        self._held += holders * own.size
         self._holders += holders
-        self._large_holders += holders * (count > self._small)
+        self._large_holders += holders * (not own.is_small)
         self._changed.notify_all()
 
-    def _acquire(self, count: int) -> None:
-        own = _Waiting(count, monotonic(), object())
-        queue = self._queues[count <= self._small]
+    def _acquire(self, own: _Waiting) -> None:
+        queue = self._queues[own.is_small]
         with self._changed:
             is_admitted = not queue and self._has_room(own)
             waiting = sum(other.size for other in queue)
-            if not is_admitted and self._max_waiting is not None and waiting + count > self._max_waiting:
+            if not is_admitted and self._max_waiting is not None and waiting + own.size > self._max_waiting:
                 raise QueueFull(f"{waiting:,} bytes are being waited for already")
             queue.append(own)
             try:
                 self._changed.wait_for(lambda: queue[0] is own and self._has_room(own))
-                self._change(count, 1)
+                self._change(own, 1)
             finally:
                 queue.remove(own)
                 self._changed.notify_all()
@@ -79,7 +83,7 @@ class ByteBudget:
     def _has_room(self, own: _Waiting) -> bool:
         if self._held + own.size > self.total:
             return False
-        if own.size > self._small:
+        if not own.is_small:
             return self._max_holders is None or self._large_holders < self._max_large
         if self._max_holders is not None and self._holders - self._large_holders >= self._max_holders:
             return False

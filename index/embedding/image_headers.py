@@ -40,6 +40,8 @@ _MAX_SCANS = 100
 _MAX_SCANNED_PIXELS = 500_000_000
 """Limits of a progressive JPEG. Encoders write about ten scans; each costs a pass over all pixels for a few bytes of
 file."""
+_SLOW_PIXELS = 100_000_000
+"""Pixels times scans of a JPEG from which other photos do not wait for it, however little memory it needs."""
 _MAX_RUN_LENGTH_BYTES = 1_000_000
 """Limit of a BMP with run-length encoding, which Pillow decodes in Python."""
 
@@ -213,7 +215,10 @@ def decode_cost(data: bytes, limits: ImageLimits = DEFAULT_LIMITS, side: float |
     `side` is the length that the sides of the whole image will be resized to, as in EncodedImage.read.
     """
     check_bytes(len(data), limits)
-    header = read_header(data, limits)
+    return _memory(read_header(data, limits), len(data), side)
+
+
+def _memory(header: Header, size: int, side: float | None) -> int:
     width, height = header.size
     coefficients, strip = 0.0, _STRIP_BYTES
     if header.jpeg:
@@ -227,7 +232,7 @@ def decode_cost(data: bytes, limits: ImageLimits = DEFAULT_LIMITS, side: float |
     if header.format == "HEIC" and header.image and header.image.info.get("bit_depth", 16) > 8:
         per_pixel = _DEEP_HEIC_PIXEL_BYTES
     working = strip * min(width * height, STRIP_PIXELS) + _LINE_BYTES * (width + height)
-    return int(coefficients + per_pixel * width * height + working + len(data))
+    return int(coefficients + per_pixel * width * height + working + size)
 
 
 @contextmanager
@@ -238,14 +243,17 @@ def hold_memory(
 
     Raises ImageError for an image that exceeds the limits or the whole budget.
     """
-    cost = decode_cost(data, limits, side)
+    check_bytes(len(data), limits)
+    header = read_header(data, limits)
+    cost = _memory(header, len(data), side)
     if cost > budget.total:
         raise ImageError(
             "too_many_pixels",
             f"Decoding the image takes {cost:,} bytes of memory; the limit is {budget.total:,}.",
             "Send a smaller picture, or a JPEG.",
         )
-    with budget.hold(cost):
+    scanned = header.jpeg.scans * header.size[0] * header.size[1] if header.jpeg else 0
+    with budget.hold(cost, slow=scanned > _SLOW_PIXELS):
         yield
 
 

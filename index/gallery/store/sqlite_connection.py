@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, Literal, NoReturn, Self, cast
 
 from index._util.files import is_disk_full
@@ -44,6 +45,8 @@ def store_error(path: Path, error: Exception, action: _Action = "written") -> St
 SQLITE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError)
 """The second one if a message of SQLite contains damaged text."""
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_RETRY_SECONDS = 0.01
+"""Between two attempts to begin a transaction while another writer holds the lock."""
 _OUR_MISTAKES = (sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.NotSupportedError)
 
 
@@ -163,7 +166,7 @@ def _has_log(path: Path) -> bool:
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """Runs a transaction. IMMEDIATE, so that two writers queue instead of failing half-way."""
-    connection.execute("BEGIN IMMEDIATE")
+    _begin(connection)
     try:
         yield
         connection.execute("COMMIT")
@@ -172,3 +175,26 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+
+
+def _begin(connection: sqlite3.Connection) -> None:
+    """Begins a transaction; waits for another writer as long as the connection's busy timeout.
+
+    It waits outside SQLite. Within, SQLite holds a mutex of the connection, and whoever frees a cursor of an earlier
+    error waits for it: that was the event loop of the service, which answered nothing meanwhile.
+    """
+    (milliseconds,) = connection.execute("PRAGMA busy_timeout").fetchone()
+    end = monotonic() + milliseconds / 1000
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return
+            except (StoreBusy, sqlite3.OperationalError) as error:  # the job history raises those of SQLite
+                is_busy = isinstance(error, StoreBusy) or error.sqlite_errorname.startswith("SQLITE_BUSY")
+                if not is_busy or monotonic() >= end:
+                    raise
+            sleep(_RETRY_SECONDS)
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {milliseconds}")

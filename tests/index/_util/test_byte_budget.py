@@ -117,6 +117,25 @@ def test_small_ones_do_not_wait_for_large_ones() -> None:
     assert entered == [60, 5, 4, 3, 60, 60]
 
 
+def test_small_ones_do_not_wait_for_slow_ones() -> None:
+    budget, order, leave = ByteBudget(100, max_holders=2, small=5), list[str](), threading.Event()
+
+    def work(name: str, slow: bool) -> None:
+        with budget.hold(3, slow=slow):
+            order.append(name)
+            leave.wait(10)
+
+    threads = [threading.Thread(target=work, args=(name, name != "small")) for name in ("slow", "second slow", "small")]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    assert order == ["slow", "small"], "a second slow one would take the last place"
+    leave.set()
+    for thread in threads:
+        thread.join(10)
+    assert order == ["slow", "small", "second slow"]
+
+
 def test_a_large_one_that_fits_next_to_small_ones_never_stops_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(byte_budget, "_OVERTAKE_SECONDS", 0.0)
     budget, entered, leave = ByteBudget(100, max_holders=2, small=5), list[int](), threading.Event()

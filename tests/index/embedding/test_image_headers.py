@@ -125,6 +125,24 @@ def test_scans_are_limited_by_the_pixels() -> None:
         decode(jpeg_of_scans(7000, 11))
 
 
+def test_photo_with_many_scans_keeps_no_small_one_waiting() -> None:
+    slow, small = jpeg_of_scans(1500, 60), jpeg_of_scans(100, 1)
+    budget, entered = ByteBudget(1 << 30, max_holders=2, small=1 << 28), threading.Event()
+
+    def work(data: bytes) -> None:
+        with hold_memory(budget, data):
+            entered.set()
+
+    threads = [threading.Thread(target=work, args=(data,)) for data in (slow, small)]
+    with hold_memory(budget, slow):
+        threads[0].start()
+        assert not entered.wait(0.2), "two of them would take all places"
+        threads[1].start()
+        assert entered.wait(10)
+    for thread in threads:
+        thread.join(10)
+
+
 def test_large_run_length_encoded_bmp_is_refused() -> None:
     header = struct.pack("<IiiHHIIiiII", 40, 1000, 1000, 1, 8, 1, 0, 0, 0, 256, 0)
     bmp = b"BM" + struct.pack("<IHHI", 0, 0, 0, 14 + 40 + 1024) + header + bytes(1024)

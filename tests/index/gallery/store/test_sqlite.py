@@ -4,7 +4,9 @@ import fcntl
 import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -142,6 +144,28 @@ def test_a_writer_that_holds_the_lock_is_named(tmp_path: Path) -> None:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreBusy, match="Wait until the other writer has ended"):
             store.delete(["item-00001"])
+    store.close()
+
+
+def test_freeing_the_error_of_a_writer_does_not_wait_for_the_next_one(tmp_path: Path) -> None:
+    """Whoever frees an error frees its cursor too; in a service that is the event loop."""
+    directory = fill(tmp_path / "gallery")
+    store = SQLiteStore(directory)
+    store._db.execute("PRAGMA busy_timeout = 50")
+    errors: list[BaseException | None] = []
+    with closing(sqlite3.connect(directory / "catalogue.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusy) as raised:
+            store.delete(["item-00001"])
+        errors.append(raised.value)
+        store._db.execute("PRAGMA busy_timeout = 3000")
+        with ThreadPoolExecutor(1) as threads:
+            writing = threads.submit(store.delete, ["item-00002"])
+            time.sleep(0.5)  # it waits for the lock
+            del raised
+            errors.clear()
+            other.execute("ROLLBACK")
+            assert writing.result() is not None
     store.close()
 
 
