@@ -204,6 +204,7 @@ def copy(
         else:
             report = opened.copy_to(copied, replace=replace, on_start=register, on_progress=on_progress)
             found = report.source, report.target
+        newest = opened.stats().revision
     for name, contents in zip(("source", "target"), found, strict=True):
         typer.echo(f"{name:<8}{_describe_contents(contents)}")
     if not verify_only:
@@ -214,6 +215,8 @@ def copy(
         typer.echo(f"The galleries differ.{hint}", err=True)
         raise typer.Exit(1)
     typer.echo(f"Both are equal: the target reflects revision {found[0].revision:,} of the source.")
+    if newest > found[0].revision:
+        typer.echo(f"The source is at revision {newest:,} by now; repeat the copy to follow it.")
 
 
 def _describe_contents(contents: "Contents") -> str:

@@ -68,7 +68,8 @@ def copy_gallery(
     """Makes the target equal to the source, compares both, and then activates the source's active bundle.
 
     The target must be empty or the copy of an earlier call, unless `replace` is set. `address` names the source in the
-    target's job history; `activate` builds the index of a bundle in the target and activates it, `drop` removes a bundle.
+    target's job history; `activate` builds the index of a bundle in the target and activates it, `drop`
+    removes a bundle.
     """
     if target.is_read_only:
         raise StoreReadOnly("The target of the copy is read-only.", "Make it writable, or name another target.")
@@ -184,14 +185,14 @@ class _Copy:
         self._passes += 1
         before = self._written + self._deleted
         bundles = reader.bundles()
-        ids = {row.id for row in bundles}
+        ids = [row.id for row in bundles]
         sync = ItemSync(reader, self._target, bundles)
         self._keep_bundles(bundles)
         sync.add_bundles()
         revision, total = self._target.read.revision(), reader.counts()[1]
         self._job.update(stage="copying", total=total, done=0)
         wanted, found = Summary(ids), Summary(ids)
-        for done, plans, surplus in _batches(reader, self._target.read, wanted, found, ids):
+        for done, plans, surplus in _batches(reader, self._target.read, wanted, found, set(ids)):
             self._check_stop()
             sync.write(plans)
             if surplus:

@@ -1,6 +1,7 @@
 """Writes items of one gallery to another so that both are equal, the order of the images included."""
 
 from collections.abc import Collection, Iterator, Sequence
+from hashlib import sha256
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from index.gallery.types import Item, NewImage
 _CHUNK_IMAGES = 512
 """Images whose vectors and thumbnails are in memory at a time, more only for a single item."""
 _PLACEHOLDER = "lookalike-copy-placeholder"
+_DIGEST = sha256(_PLACEHOLDER.encode()).hexdigest()
 _NO_VECTORS = "lookalike-copy-no-vectors"
 """The bundle of images that have no vector: it is dropped at the end of a pass."""
 
@@ -100,7 +102,7 @@ class ItemSync:
                 )
             if found is None:
                 # Only an image can bring a bundle into a store.
-                image = NewImage("image", "0" * 64, np.zeros(row.dimension, np.float32), b"")
+                image = NewImage("image", _DIGEST, np.zeros(row.dimension, np.float32), b"")
                 self._target.upsert([(Item(id=_PLACEHOLDER), [image])], row.id, activate_first=False)
                 self._target.delete([_PLACEHOLDER])
 
