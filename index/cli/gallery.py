@@ -208,11 +208,11 @@ def copy(
     for name, contents in zip(("source", "target"), found, strict=True):
         typer.echo(f"{name:<8}{_describe_contents(contents)}")
     if not verify_only:
-        written, passes = f"{report.written:,} items written, {report.deleted:,} deleted", f"{report.passes} pass(es)"
-        typer.echo(f"{written}, in {passes}")
+        typer.echo(f"{report.written:,} items written, {report.deleted:,} deleted, passes: {report.passes}")
     if not found[0].is_equal_to(found[1]):
         hint = "" if verify_only else " Repeat the copy; if they still differ, copy to a new gallery."
-        typer.echo(f"The galleries differ.{hint}", err=True)
+        active = f"Active is {found[0].active} in the source, {found[1].active} in the target."
+        typer.echo(f"The galleries differ. {active}{hint}", err=True)
         raise typer.Exit(1)
     typer.echo(f"Both are equal: the target reflects revision {found[0].revision:,} of the source.")
     if newest > found[0].revision:
@@ -220,8 +220,8 @@ def copy(
 
 
 def _describe_contents(contents: "Contents") -> str:
-    vectors = ", ".join(f"{count:,} vectors of {name}" for name, count in contents.vectors.items()) or "no vectors"
-    counts = f"{contents.items:,} items, {contents.images:,} images, {vectors}, {contents.active or 'none'} active"
+    vectors = f"{sum(contents.vectors.values()):,} vectors of {len(contents.vectors)} bundles"
+    counts = f"{contents.items:,} items, {contents.images:,} images, {vectors}"
     return f"revision {contents.revision:,}: {counts}, SHA-256 {contents.digest[:16]}"
 
 
