@@ -236,10 +236,15 @@ class _Copy:
 
     def _summarize(self, reader: StoreReader) -> tuple[Contents, Contents]:
         self._job.update(stage="verifying")
-        source = _summarize(reader, "source", self._on_progress)
+
+        def show(done: int, total: int, stage: str) -> None:
+            self._check_stop()
+            self._on_progress(done, total, stage)
+
+        source = _summarize(reader, "source", show)
         with self._target.open_reader() as copied:
             # Another bundle may still be active in the target; it is dropped after the source's is activated.
-            return source, _summarize(copied, "target", self._on_progress, bundles=source.vectors.keys())
+            return source, _summarize(copied, "target", show, bundles=source.vectors.keys())
 
     def _finish(self, reader: StoreReader, source: Contents, target: Contents) -> CopyReport:
         if source.has_content_of(target):
