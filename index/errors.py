@@ -7,6 +7,7 @@
         BundleMismatch
         Cancelled
         ClusterError
+        CopyStopped
         DependencyMissing
         FilterError
         ImageError

@@ -1,4 +1,4 @@
-"""The commands of `lookalike gallery`: statistics, verification, compaction, backup, export, bundles."""
+"""The commands of `lookalike gallery`: statistics, verification, compaction, backup, copy, export, bundles."""
 
 import json
 from pathlib import Path
@@ -9,9 +9,10 @@ import typer
 if TYPE_CHECKING:
     from index.gallery import BuildReport, GalleryStats, IndexStats
     from index.gallery.bundle_stats import BundleStats
+    from index.gallery.contents import Contents
 
 app = typer.Typer(
-    help="Maintain a gallery: statistics, verification, compaction, backup, export.", no_args_is_help=True
+    help="Maintain a gallery: statistics, verification, compaction, backup, copy, export.", no_args_is_help=True
 )
 GalleryArgument = Annotated[str, typer.Argument(help="Address of the gallery: a folder or postgresql://...")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
@@ -166,6 +167,62 @@ def export(
     with open_gallery(gallery) as opened, progress_bar("Exporting") as on_progress:
         count = opened.export(file, bundle_id=bundle, force=force, on_progress=on_progress)
     typer.echo(f"{file}: {count:,} images, {_size(file.stat().st_size)}")
+
+
+@app.command(no_args_is_help=True)
+def copy(
+    source: Annotated[str, typer.Argument(help="Address of the gallery to copy; it may be in use.")],
+    target: Annotated[str, typer.Argument(help="Address of a new gallery, or of a copy to continue or update.")],
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Make TARGET equal whatever it holds: deletes what SOURCE does not have."),
+    ] = False,
+    verify_only: Annotated[
+        bool, typer.Option("--verify-only", help="Compare both galleries, and write nothing.")
+    ] = False,
+) -> None:
+    """Copy a gallery to another one, of the same or another engine, while the source is in use.
+
+    Example: lookalike gallery copy gallery gallery-copy
+
+    Repeat the command to continue a copy that was stopped, and to update one. At the end both galleries are compared;
+    exit code 1 means that they differ.
+    """
+    from index.cli.progress import progress_bar, stop_on_signal
+    from index.gallery import open_gallery
+    from index.gallery.copy import check_addresses
+
+    check_addresses(source, target)
+    with (
+        open_gallery(source) as opened,
+        open_gallery(target, create=not verify_only) as copied,
+        stop_on_signal() as register,
+        progress_bar("Comparing" if verify_only else "Copying") as on_progress,
+    ):
+        if verify_only:
+            found = opened.compare(copied, on_progress=on_progress)
+        else:
+            report = opened.copy_to(copied, replace=replace, on_start=register, on_progress=on_progress)
+            found = report.source, report.target
+        newest = opened.stats().revision
+    for name, contents in zip(("source", "target"), found, strict=True):
+        typer.echo(f"{name:<8}{_describe_contents(contents)}")
+    if not verify_only:
+        typer.echo(f"{report.written:,} items written, {report.deleted:,} deleted, passes: {report.passes}")
+    if not found[0].is_equal_to(found[1]):
+        hint = "" if verify_only else " Repeat the copy; if they still differ, copy to a new gallery."
+        active = f"Active is {found[0].active} in the source, {found[1].active} in the target."
+        typer.echo(f"The galleries differ. {active}{hint}", err=True)
+        raise typer.Exit(1)
+    typer.echo(f"Both are equal: the target reflects revision {found[0].revision:,} of the source.")
+    if newest > found[0].revision:
+        typer.echo(f"The source is at revision {newest:,} by now; repeat the copy to follow it.")
+
+
+def _describe_contents(contents: "Contents") -> str:
+    vectors = f"{sum(contents.vectors.values()):,} vectors of {len(contents.vectors)} bundles"
+    counts = f"{contents.items:,} items, {contents.images:,} images, {vectors}"
+    return f"revision {contents.revision:,}: {counts}, SHA-256 {contents.digest[:16]}"
 
 
 @app.command(no_args_is_help=True)

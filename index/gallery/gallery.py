@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from index.embedding.bundle import Bundle
 from index.errors import LookalikeError
-from index.gallery import backup, export, verify
+from index.gallery import backup, copy, export, verify
 from index.gallery.addresses import redact
 from index.gallery.bundle_stats import BundleStats, list_bundles
+from index.gallery.contents import Contents
 from index.gallery.cursors import decode_cursor, encode_cursor, hash_query
 from index.gallery.errors import (
     BundleMismatch,
@@ -30,7 +31,7 @@ from index.gallery.errors import (
 )
 from index.gallery.filters import Filter
 from index.gallery.hints import find_mismatches
-from index.gallery.jobs import JobHistory, needed_bundles
+from index.gallery.jobs import Job, JobHistory, needed_bundles
 from index.gallery.maintenance import Maintainer, RepeatedTask
 from index.gallery.search import Query, search_view
 from index.gallery.settings import GallerySettings
@@ -352,6 +353,35 @@ class Gallery:
     ) -> int:
         """Writes items, images and vectors of a bundle, by default the active one, to a Parquet file."""
         return export.write_parquet(self._store, file, bundle_id=bundle_id, force=force, on_progress=on_progress)
+
+    def copy_to(
+        self,
+        target: "Gallery",
+        *,
+        replace: bool = False,
+        on_start: Callable[[Job], None] = lambda job: None,
+        on_progress: copy.CopyProgress = copy.no_progress,
+    ) -> copy.CopyReport:
+        """Makes another gallery equal to this one, while others read and write this one; can be repeated.
+
+        The target must be empty or an unchanged copy of this gallery, unless `replace` is set. `on_start` receives the
+        job by which the copy can be stopped.
+        """
+        copy.check_addresses(self.address, target.address)
+        return copy.copy_gallery(
+            self._store,
+            target._store,
+            address=self.address,
+            activate=target.activate,
+            drop=target.drop_bundle,
+            replace=replace,
+            on_start=on_start,
+            on_progress=on_progress,
+        )
+
+    def compare(self, other: "Gallery", *, on_progress: copy.CopyProgress = copy.no_progress) -> tuple[Contents, ...]:
+        """Returns counts and a digest of all that this and another gallery hold, each as of one instant."""
+        return copy.compare_galleries(self._store, other._store, on_progress=on_progress)
 
     def verify(self, *, on_progress: Progress = no_progress) -> list[verify.Fault]:
         """Compares every image that searches can return with the store, and checks every byte of both."""

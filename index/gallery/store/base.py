@@ -85,6 +85,17 @@ class FullImageRow(NamedTuple):
     attributes: str
 
 
+class ImageContent(NamedTuple):
+    """An image of an item with its vectors in half precision and its thumbnail, or with the SHA-256 of each."""
+
+    id: str
+    digest: str
+    vectors: dict[str, bytes]
+    """By bundle id; empty if all its bundles were dropped."""
+    thumbnail: bytes
+    """Empty if it is missing."""
+
+
 class StoreReader(Protocol):
     """Reads of a store. Bundles are given by key, except where the parameter is a `bundle_id`."""
 
@@ -134,6 +145,12 @@ class StoreReader(Protocol):
         """Returns the key of the image that was stored last, 0 if there is none."""
 
     def thumbnail(self, digest: str) -> bytes | None: ...
+
+    def image_contents(self, item_ids: Sequence[str], *, hashed: bool) -> dict[str, list[ImageContent]]:
+        """Returns item id to all images in their order, of those items that have any.
+
+        With `hashed` vectors and thumbnails are replaced by their SHA-256 digests, computed where the data are.
+        """
 
     # Bulk reads for building an index; only within `ItemStore.open_reader`
 
@@ -199,6 +216,7 @@ class ItemStore(Protocol):
     ) -> int:
         """Stores items and images; other images of an item stay, except those that `without` names for it.
 
+        Images in `without` are removed first, so that one which is also in `entries` becomes the item's last.
         If no bundle is active, that of the images becomes it with `activate_first`. Raises LimitExceeded, and then
         writes nothing, if an item would have too many images, or the gallery too many attributes.
         """

@@ -1,5 +1,6 @@
 """Reads of the SQLite store."""
 
+import hashlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.gallery.errors import RESTORE, StoreError
-from index.gallery.store.base import BundleRow, Changes, FullImageRow, Head, ImageRecord, ImageRow
+from index.gallery.store.base import BundleRow, Changes, FullImageRow, Head, ImageContent, ImageRecord, ImageRow
 from index.gallery.store.rows import parse_item
 from index.gallery.store.sqlite_connection import StoreConnection, connect, read_stamp
 from index.gallery.types import Item, StoredImage, StoredItem
@@ -297,6 +298,22 @@ class SQLiteReader:
             row = self._db.execute("SELECT jpeg FROM thumbnails WHERE digest = ?", (digest,)).fetchone()
         return row[0] if row else None
 
+    def image_contents(self, item_ids: Sequence[str], *, hashed: bool) -> dict[str, list[ImageContent]]:
+        query = (
+            "SELECT images.key, images.id, images.digest, jpeg FROM items JOIN images ON item = items.key "
+            "LEFT JOIN thumbnails ON thumbnails.digest = images.digest WHERE items.id = ? ORDER BY images.key"
+        )
+        of_image = "SELECT bundles.id, vector FROM vectors JOIN bundles ON bundle = bundles.key WHERE image = ?"
+        content = _sha256 if hashed else bytes
+        found: dict[str, list[ImageContent]] = {}
+        with self.instant():
+            for item_id in item_ids:
+                for key, name, digest, jpeg in self._db.execute(query, (item_id,)):
+                    vectors = {bundle: content(vector) for bundle, vector in self._db.execute(of_image, (key,))}
+                    image = ImageContent(name, digest, vectors, content(jpeg or b""))
+                    found.setdefault(item_id, []).append(image)
+        return found
+
     def full_images(self, bundle: int) -> Iterator[list[FullImageRow]]:
         query = (
             "SELECT images.key, item, images.id, digest, vector, items.id, title, url, attributes FROM vectors "
@@ -321,3 +338,7 @@ class SQLiteReader:
         """Writes a consistent copy of the file while others write."""
         with self._lock:
             self._db.execute("VACUUM INTO ?", (str(path),))
+
+
+def _sha256(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()

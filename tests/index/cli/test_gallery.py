@@ -15,7 +15,7 @@ from lookalike import main
 from tests.support.filled_gallery import BUNDLE, entry, fill
 from tests.support.processes import lookalike
 
-COMMANDS = ("stats", "verify", "compact", "snapshot", "restore", "export")
+COMMANDS = ("stats", "verify", "compact", "snapshot", "restore", "copy", "export")
 
 
 @pytest.fixture
@@ -193,3 +193,21 @@ def test_a_user_error_prints_one_clear_line(run: Run, gallery: Path, tmp_path: P
     assert ended.returncode == 1 and message in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"gallery", "there"}
+
+
+def test_copy_reports_both_sides_and_verify_only_finds_a_difference(
+    gallery: Path, tmp_path: Path, run: Run, output: Output
+) -> None:
+    copied = output("copy", gallery, tmp_path / "copied")
+    assert "24 items written, 0 deleted" in copied
+    assert "Both are equal" in copied
+    assert "Both are equal" in output("copy", gallery, tmp_path / "copied", "--verify-only")
+    with open_gallery(gallery) as opened:
+        opened.delete(["item-00001"])
+    differing = run("copy", gallery, tmp_path / "copied", "--verify-only")
+    assert differing.returncode == 1
+    assert "The galleries differ." in differing.stderr
+    assert "0 items written, 1 deleted" in output("copy", gallery, tmp_path / "copied")
+    refused = run("copy", tmp_path / "nothing", tmp_path / "new")
+    assert refused.returncode == 1
+    assert not (tmp_path / "new").exists(), "nothing is created before the source is open"

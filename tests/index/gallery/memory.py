@@ -4,6 +4,7 @@ All searches are exhaustive. Handles of one `MemoryData` behave like processes t
 """
 
 import copy
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,7 @@ from index.gallery.errors import (
 )
 from index.gallery.filters import Filter
 from index.gallery.jobs import Job
-from index.gallery.store.base import BundleRow, Changes, FullImageRow, Head, ImageRecord, ImageRow
+from index.gallery.store.base import BundleRow, Changes, FullImageRow, Head, ImageContent, ImageRecord, ImageRow
 from index.gallery.types import (
     BuildReport,
     Facet,
@@ -283,6 +284,22 @@ class MemoryStore:
         is_used = any(digest == one for _, _, one in self.data.images.values())
         return self.data.thumbnails.get(digest) if is_used else None
 
+    def image_contents(self, item_ids: Sequence[str], *, hashed: bool) -> dict[str, list[ImageContent]]:
+        found: dict[str, list[ImageContent]] = {}
+        wanted = set(item_ids)
+        for key, (item_id, name, digest) in sorted(self.data.images.items()):
+            if item_id in wanted:
+                rows = {
+                    row.id: self.data.vectors[row.key, key][1]
+                    for row in self.bundles()
+                    if (row.key, key) in self.data.vectors
+                }
+                vectors = {bundle: _sha256(vector) if hashed else vector for bundle, vector in rows.items()}
+                thumbnail = self.data.thumbnails[digest]
+                image = ImageContent(name, digest, vectors, _sha256(thumbnail) if hashed else thumbnail)
+                found.setdefault(item_id, []).append(image)
+        return found
+
     def _rows(self, bundle: int) -> list[FullImageRow]:
         rows = []
         for (owner, key), (_, vector) in sorted(self.data.vectors.items()):
@@ -313,6 +330,10 @@ class MemoryStore:
 
     def full_images(self, bundle: int) -> Iterator[list[FullImageRow]]:
         yield self._rows(bundle)
+
+
+def _sha256(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()
 
 
 def _contents(data: MemoryData) -> object:
