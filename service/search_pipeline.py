@@ -109,6 +109,7 @@ def _answer(state: ServiceState, found: _Found, embedding: QueryEmbedding | None
     result = found.result
     state.telemetry.stage("search", found.seconds)
     state.telemetry.saw_revision(result.revision)
+    state.telemetry.saw_age(result.stale_seconds)
     stages = (embedding.decode, embedding.wait, embedding.embed) if embedding else (0.0, 0.0, 0.0)
     decode, wait, embed, search = (round(seconds * 1000, 2) for seconds in (*stages, found.seconds))
     answer = SearchAnswer(

@@ -62,9 +62,11 @@ def open_gallery(
     """
     parts = parse_address(address)
     if not parts.is_folder:
-        store = _open_postgres(parts.store, cache, parts.index is not None, create, settings)
+        store = _open_postgres(parts.store, cache, parts.vectors is not None, create, settings)
         try:
-            index = _open_qdrant(parts.index, store) if parts.index else FaissIndex(store.cache, store, faiss_settings)
+            index = (
+                _open_qdrant(parts.vectors, store) if parts.vectors else FaissIndex(store.cache, store, faiss_settings)
+            )
             return Gallery(store, index, address=str(address), maintain=maintain, cache=cache, settings=settings)
         except BaseException:
             store.close()

@@ -22,7 +22,7 @@ class Address(NamedTuple):
 
     store: str
     """A folder or the URL of a database."""
-    index: str | None = None
+    vectors: str | None = None
     """The URL of a vector engine; None for FAISS."""
 
     @property

@@ -4,6 +4,7 @@ With one process the metrics are kept in memory. With several, each writes its o
 the one that is scraped adds them up. Figures of the gallery are read from the gallery, which all of them share.
 """
 
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ Stage = Literal["decode", "wait", "embed", "search"]
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _SIZES = (1, 2, 4, 8, 16, 32)
+log = logging.getLogger(__name__)
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they add a third more lines
@@ -63,6 +65,9 @@ class Telemetry:
         self._unprepared = counter("lookalike_unprepared_images", text)
         text = "When a process first saw the gallery's latest revision."
         self._revision_seen = newest("lookalike_gallery_revision_seen_timestamp_seconds", text)
+        text = "Age of what the last search looked at, while the gallery's server cannot be reached; else 0."
+        self._stale = newest("lookalike_gallery_stale_seconds", text)
+        self._was_stale = False
         text = "When a process first saw the current index."
         self._index_seen = newest("lookalike_index_seen_timestamp_seconds", text)
         self._revision: int | None = None
@@ -96,6 +101,17 @@ class Telemetry:
         if revision != self._revision:
             self._revision = revision
             self._revision_seen.set_to_current_time()
+
+    def saw_age(self, seconds: float) -> None:
+        """Records the age of what a search looked at; logs when searches become stale, and when they are no longer."""
+        if seconds or self._was_stale:
+            self._stale.set(seconds)
+            if bool(seconds) != self._was_stale:
+                self._was_stale = bool(seconds)
+                if seconds:
+                    log.warning("searches are stale: the gallery's server cannot be reached")
+                else:
+                    log.info("searches reflect every write again")
 
     def _saw_index(self, name: str | None) -> None:
         if name is not None and name != self._index:

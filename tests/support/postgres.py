@@ -35,15 +35,15 @@ def find_programs() -> Path:
 
 def _works(folder: Path) -> bool:
     command = [folder / "postgres", "--version"]
-    return subprocess.run(command, capture_output=True, check=False, **_identity()).returncode == 0
+    return subprocess.run(command, capture_output=True, check=False, user=_find_user()).returncode == 0
 
 
-def _identity() -> dict[str, str]:
-    """Returns as whom to run the programs."""
+def _find_user() -> str | None:
+    """Returns as whom to run the programs, if not as the current user."""
     if os.geteuid() != 0:
-        return {}
+        return None
     known = {entry.pw_name for entry in pwd.getpwall()}
-    return {"user": next(name for name in _USERS if name in known)}
+    return next(name for name in _USERS if name in known)
 
 
 def free_port() -> int:
@@ -58,9 +58,9 @@ class PostgresServer:
 
     def __init__(self, folder: Path, *, durable: bool = False) -> None:
         self._folder = folder
-        self._data = folder / "data"
+        self.data = folder / "data"
         self._programs = find_programs()
-        self._identity = _identity()
+        self._user = _find_user()
         self._durable = durable
         self._process: subprocess.Popen[bytes] | None = None
         self.port = free_port()
@@ -70,21 +70,21 @@ class PostgresServer:
         self._folder.mkdir(parents=True, exist_ok=True)
         password = self._folder / "password"
         password.write_text(PASSWORD)
-        if self._identity:
-            shutil.chown(self._folder, self._identity["user"])
-            shutil.chown(password, self._identity["user"])
-        command = [self._programs / "initdb", "-D", self._data, "-U", "lookalike", "--pwfile", password]
+        if self._user:
+            shutil.chown(self._folder, self._user)
+            shutil.chown(password, self._user)
+        command = [self._programs / "initdb", "-D", self.data, "-U", "lookalike", "--pwfile", password]
         command += ["-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"]
-        subprocess.run(command, check=True, capture_output=True, cwd=self._folder, **self._identity)
+        subprocess.run(command, check=True, capture_output=True, cwd=self._folder, user=self._user)
 
     def start(self) -> None:
         options = {"port": self.port, "listen_addresses": "127.0.0.1", "unix_socket_directories": "", "jit": "off"}
         if not self._durable:
             options |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
-        command = [str(self._programs / "postgres"), "-D", str(self._data)]
+        command = [str(self._programs / "postgres"), "-D", str(self.data)]
         command += [text for name, value in options.items() for text in ("-c", f"{name}={value}")]
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder, **self._identity)  # type: ignore[call-overload]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder, user=self._user)
         self.wait()
 
     def wait(self) -> None:
@@ -117,6 +117,15 @@ class PostgresServer:
             self._process.send_signal(kind)
             self._process.wait(60)
             self._process = None
+
+    def replace_data(self, copy: Path) -> None:
+        """Sets a stopped server back to a copy of its data."""
+        shutil.rmtree(self.data)
+        shutil.copytree(copy, self.data)
+        self.data.chmod(0o700)
+        if self._user:
+            for path in (self.data, *self.data.rglob("*")):
+                shutil.chown(path, self._user)
 
     def pause(self) -> None:
         """Stops all processes of the server without ending them, as a machine that hangs."""

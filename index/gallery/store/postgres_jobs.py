@@ -16,7 +16,7 @@ from index.gallery.store.postgres_connection import Connection, Connections, Ser
 from index.gallery.store.records import DAMAGED, parse_record
 from index.jobs import JobRecord
 
-_STARTING_SECONDS = 60.0
+STARTING_SECONDS = 60.0
 """How long the process of a job may take from its begin to its claim, and to claim it again after a restart of the
 server."""
 _KILLED = "Its process was killed; run it again."
@@ -122,9 +122,9 @@ class PostgresJobs:
         if record.state != "running" or is_locked or is_standby:  # which shows no locks of the primary server
             return record
         if is_claimed:
-            is_alive = server_age < _STARTING_SECONDS  # its connection was lost, and it may claim the job again
+            is_alive = server_age < STARTING_SECONDS  # its connection was lost, and it may claim the job again
         else:  # its process has not yet come to claim it
-            is_recent = time.time() - record.updated < _STARTING_SECONDS
+            is_recent = time.time() - record.updated < STARTING_SECONDS
             is_alive = is_recent and (host != socket.gethostname() or is_running(process))
         return record if is_alive else record.model_copy(update={"state": "interrupted", "message": _KILLED})
 

@@ -176,7 +176,7 @@ class PostgresReader:
             f"(SELECT 1 FROM vectors WHERE bundle = {_BUNDLE_KEY} AND image = images.key) ORDER BY images.key"
         )
         for batch in self._stream(query, bundle=bundle_id):
-            yield from batch  # type: ignore[misc]
+            yield from batch
 
     def image_records(self, bundle: int) -> Iterator[ImageRecord]:
         query = (
@@ -260,7 +260,7 @@ class PostgresReader:
     def image_ids(self) -> Iterator[tuple[str, str]]:
         query = "SELECT items.id, images.id FROM images JOIN items ON item = items.key ORDER BY items.id, images.id"
         for batch in self._stream(query):
-            yield from batch  # type: ignore[misc]
+            yield from batch
 
     def images_without(self, bundle_id: str, *, through: int | None = None) -> int:
         query = (

