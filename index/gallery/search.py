@@ -230,8 +230,10 @@ class _Images(NamedTuple):
 
 def _search_exhaustively(segments: Sequence[Segment], group: NDArray[np.float32], query: Query) -> Page:
     """Returns a page by the scores of all images: it takes the same time and memory wherever it begins."""
-    positions, images = _rank_all(segments, group)
     start = query.start or PageStart()
+    best_score = start.after[0] / -_SCORE_UNIT if start.after else math.inf
+    # The last items of the pages before are ranked again, so that this page can name those that come later.
+    positions, images = _rank_all(segments, group, best_score, query.top + len(query.skipped) + 1)
     done = np.fromiter(query.skipped, np.int64, len(query.skipped))
     if start.after:
         done = np.concatenate((done, images.items[images.up_to(*start.after)]))
@@ -254,9 +256,11 @@ def _search_exhaustively(segments: Sequence[Segment], group: NDArray[np.float32]
     return hits, partial(PageStart, later, after)
 
 
-def _rank_all(segments: Sequence[Segment], group: NDArray[np.float32]) -> tuple[list[NDArray[np.int64]], _Images]:
+def _rank_all(
+    segments: Sequence[Segment], group: NDArray[np.float32], best: float, count: int
+) -> tuple[list[NDArray[np.int64]], _Images]:
     """Returns every position of each segment, and all images with the rank by their nearest query vector."""
-    found = [segment.scores(group) for segment in segments]
+    found = [segment.scores(group, best, count) for segment in segments]
     ranks = [np.rint(scores * -_SCORE_UNIT).astype(np.int64) for _, scores in found]
     pairs = [segment.keys(own) for segment, (own, _) in zip(segments, found, strict=True)]
     columns = ranks, [keys for keys, _ in pairs], [items for _, items in pairs]

@@ -50,10 +50,11 @@ class Segment(HitRecords, Protocol):
 
     def vectors(self, positions: Positions) -> NDArray[np.float16]: ...
 
-    def scores(self, queries: Queries) -> tuple[Positions, NDArray[np.float64]]:
+    def scores(self, queries: Queries, best: float, count: int) -> tuple[Positions, NDArray[np.float64]]:
         """Returns every position that a search may return, and its best score over some query vectors.
 
-        Raises SearchError if they are too many for the engine.
+        The order need be exact only for the best images of `count` items, of those that have none above the score
+        `best`. Raises SearchError if the positions are too many for the engine.
         """
 
     def hold(self, positions: Positions) -> None:
@@ -69,7 +70,7 @@ class LocalSegment:
     def is_empty(self: Segment) -> bool:
         return not self.count
 
-    def scores(self: Segment, queries: Queries) -> tuple[Positions, NDArray[np.float64]]:
+    def scores(self: Segment, queries: Queries, best: float, count: int) -> tuple[Positions, NDArray[np.float64]]:
         # In double precision, where the order of a sum never decides how a score is rounded: the pages of a search must
         # agree on every rank, also when a compaction moves an image.
         positions, columns = self.positions(), queries.T.astype(np.float64)

@@ -12,7 +12,7 @@ from index.gallery.filters import Filter
 from index.gallery.types import Facet, IndexStats, Item, StoredImage
 from index.gallery.vectors.base import Positions, Queries, Results
 from index.gallery.vectors.faiss.masked import MaskedGeneration
-from index.gallery.vectors.qdrant.collection import Collection, CollectionState, Neighbours
+from index.gallery.vectors.qdrant.collection import SCORE_ERROR, Collection, CollectionState, Neighbours
 from index.gallery.vectors.qdrant.conditions import translate
 from index.gallery.vectors.qdrant.payload import Record
 from index.gallery.vectors.qdrant.settings import QdrantSettings
@@ -20,6 +20,10 @@ from index.gallery.vectors.qdrant.settings import QdrantSettings
 ENGINE = "qdrant"
 _MASK_ALLOWANCE = 64
 """Points that a search fetches at first for those that are masked."""
+_RANK_ALLOWANCE = 16
+"""Points that a search fetches in addition, because exact scores change the order of near ones."""
+_MAX_NEAR = 256
+"""Points with nearly equal scores among which a search looks for the best."""
 _WIDEN_FACTOR = 4
 
 
@@ -123,21 +127,28 @@ class QdrantSegment:
 
         A search that finds fewer points than it asked for is repeated by comparing all vectors.
         """
-        limit = count + min(_MASK_ALLOWANCE, len(self._index.gone))
+        limit = count + _RANK_ALLOWANCE + min(_MASK_ALLOWANCE, len(self._index.gone))
         effort = self._effort(limit)
-        pending = np.arange(len(queries))
-        while len(pending):
-            answers = self._index.collection.search(queries[pending], limit, filter=self._condition, effort=effort)
-            kept = [self._keep(points) for points in answers]
-            is_short = [len(points) < limit for points in answers]
-            done = [len(own) >= count or (short and not effort) for own, short in zip(kept, is_short, strict=True)]
-            yield from ((row, own) for row, own, is_done in zip(pending.tolist(), kept, done, strict=True) if is_done)
-            if effort and any(short and not is_done for short, is_done in zip(is_short, done, strict=True)):
+        pending = list(range(len(queries)))
+        while pending:
+            answers = self._index.collection.search(
+                queries[pending], limit, filter=self._condition, effort=effort, exact_scores=True
+            )
+            left, is_short = [], False
+            for row, (points, last) in zip(pending, answers, strict=True):
+                kept = self._keep(points)
+                is_all = len(points) < limit and not effort
+                if is_all or (len(kept) >= count and (effort or _is_final(kept, count, last, limit))):
+                    yield row, kept
+                else:
+                    left.append(row)
+                    is_short = is_short or len(points) < limit
+            if effort and is_short:
                 effort = 0
             else:
                 limit *= _WIDEN_FACTOR
                 effort = self._effort(limit) if effort else 0
-            pending = pending[~np.array(done, np.bool_)]
+            pending = left
 
     def _effort(self, limit: int) -> int:
         state, settings = self._index.state, self._index.settings
@@ -188,13 +199,13 @@ class QdrantSegment:
                 "Rebuild it: lookalike gallery compact --rebuild.",
             )
 
-    def scores(self, queries: Queries) -> tuple[Positions, NDArray[np.float64]]:
+    def scores(self, queries: Queries, best: float, count: int) -> tuple[Positions, NDArray[np.float64]]:
         index = self._index
         bound = index.settings.exhaustive_up_to
         limit = min(bound + 1, index.state.images + len(index.gone) + 1)
-        best: dict[int, float] = {}
+        rough: dict[int, float] = {}
         for query in queries:
-            (points,) = index.collection.search(
+            ((points, _),) = index.collection.search(
                 query[None], limit, filter=self._condition, records=self._filter is not None,
                 timeout=index.settings.write_timeout,
             )  # fmt: skip
@@ -203,10 +214,26 @@ class QdrantSegment:
                     f"This search has more than {bound:,} images to page through.", "Narrow it by a filter."
                 )
             for key, score, record in self._keep(points):
-                best[key] = max(score, best.get(key, -np.inf))
+                rough[key] = max(score, rough.get(key, -np.inf))
                 self._owners[key] = record.item
-        keys = np.fromiter(best, np.int64, len(best))
-        return keys, np.fromiter(best.values(), np.float64, len(best))
+        keys = np.array(sorted(rough, key=lambda key: -rough[key]), np.int64)
+        scores = np.array([rough[key] for key in keys.tolist()], np.float64)
+        near = self._near(keys, scores, best, count)
+        vectors = self.vectors(keys[near]).astype(np.float64)
+        scores[near] = (vectors @ queries.T.astype(np.float64)).max(axis=1, initial=-np.inf)
+        return keys, scores
+
+    def _near(self, keys: Positions, scores: NDArray[np.float64], best: float, count: int) -> slice:
+        """Returns the images that may be among those of the first `count` items from a score on, whatever the error."""
+        first = int(np.searchsorted(-scores, -(best + SCORE_ERROR)))
+        before = {self._owner(key) for key in keys[:first].tolist()}
+        items: set[int] = set()
+        for key, score in zip(keys[first:].tolist(), scores[first:].tolist(), strict=True):
+            if self._owner(key) not in before:
+                items.add(self._owner(key))
+            if len(items) > count:
+                return slice(first, int(np.searchsorted(-scores, -(score - 2 * SCORE_ERROR), side="right")))
+        return slice(first, len(keys))
 
     def positions(self) -> Positions:
         """Returns all keys, of images that match if there is a filter."""
@@ -226,3 +253,8 @@ class QdrantSegment:
         self._records = {key: record for key, (record, _) in found.items()}  # only the last: they may be millions
         vectors = [found[key][1] for key in keys]
         return np.array(vectors, np.float16).reshape(len(keys), self._index.state.dimension)
+
+
+def _is_final(points: Neighbours, count: int, last: float, limit: int) -> bool:
+    """Whether no point after the last one that Qdrant returned can be among the first `count`."""
+    return points[count - 1][1] >= last + SCORE_ERROR or limit > _WIDEN_FACTOR * count + _MAX_NEAR

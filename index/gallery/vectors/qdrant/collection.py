@@ -21,6 +21,8 @@ _SCROLL = 10_000
 """Points that are listed at a time; with their vectors a sixteenth as many."""
 Neighbours = list[tuple[int, float, Record]]
 """Points with score and record, best first."""
+SCORE_ERROR = 6e-4
+"""By how much Qdrant's scores of half-precision vectors may be wrong: it rounds the query to half precision too."""
 
 
 class CollectionState(Frozen):
@@ -168,9 +170,13 @@ class Collection:
         filter: Any | None = None,
         effort: int = 0,
         records: bool = True,
+        exact_scores: bool = False,
         timeout: float | None = None,
-    ) -> list[Neighbours]:
-        """Returns the nearest points of each query; compares all vectors if the effort is 0."""
+    ) -> list[tuple[Neighbours, float]]:
+        """Returns the nearest points of each query, and the score of the last as Qdrant ranked it.
+
+        Compares all vectors if the effort is 0. With `exact_scores` fetches the vectors, and ranks by them.
+        """
         q, settings = messages(), self._settings
         quantization = None
         if settings.quantization != "none":
@@ -187,13 +193,19 @@ class Collection:
                 filter=filter,
                 params=params,
                 with_payload=selector,
+                with_vectors=q.WithVectorsSelector(enable=exact_scores),
             )
             for query in queries
         ]
         if len(requests) == 1:
-            return [_neighbours(self._nodes.call("Points", "Query", requests[0], timeout).result)]
-        batch = q.QueryBatchPoints(collection_name=self.name, query_points=requests)
-        return [_neighbours(one.result) for one in self._nodes.call("Points", "QueryBatch", batch, timeout).result]
+            results = [self._nodes.call("Points", "Query", requests[0], timeout)]
+        else:
+            batch = q.QueryBatchPoints(collection_name=self.name, query_points=requests)
+            results = self._nodes.call("Points", "QueryBatch", batch, timeout).result
+        return [
+            (_rank(one.result, query if exact_scores else None), one.result[-1].score if one.result else -np.inf)
+            for one, query in zip(results, queries, strict=True)
+        ]
 
     def sample(self, count: int, dimension: int) -> NDArray[np.float32]:
         """Returns the vectors of random points."""
@@ -317,5 +329,12 @@ def _vector(point: Any) -> Any:
     return vector.dense.data or vector.data
 
 
-def _neighbours(points: Any) -> Neighbours:
-    return [(point.id.num, point.score, read_record(point.payload)) for point in points]
+def _rank(points: Any, query: NDArray[np.float32] | None) -> Neighbours:
+    """Returns points as Qdrant ranks them, or by the product of their vectors with a query."""
+    found = [(point.id.num, point.score, read_record(point.payload)) for point in points]
+    if query is None or not found:
+        return found
+    # The vectors are those of the store, so a score is the same before and after they were applied.
+    scores = np.array([_vector(point) for point in points], np.float64) @ query.astype(np.float64)
+    ranked = [(key, score, record) for (key, _, record), score in zip(found, scores.tolist(), strict=True)]
+    return sorted(ranked, key=lambda point: -point[1])

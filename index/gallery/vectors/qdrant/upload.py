@@ -162,7 +162,7 @@ def _scores(collection: Collection, queries: np.ndarray, effort: int, settings: 
         answers = collection.search(
             queries[start : start + 16], _RECALL_AT, effort=effort, records=False, timeout=settings.write_timeout
         )
-        yield from (np.array([score for _, score, _ in points], np.float32) for points in answers)
+        yield from (np.array([score for _, score, _ in points], np.float32) for points, _ in answers)
 
 
 def _wait_until_indexed(collection: Collection, settings: QdrantSettings) -> None:
