@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.gallery.errors import RESTORE, StoreError
-from index.gallery.store.base import BundleRow, Changes, FullImageRow, Head, ImageRecord, ImageRow
+from index.gallery.store.base import BundleRow, Changes, FullImageRow, Head, ImageContent, ImageRecord, ImageRow
 from index.gallery.store.postgres_connection import Connection, store_errors
 from index.gallery.store.postgres_indexes import BuiltIndexes
 from index.gallery.store.rows import parse_item
@@ -275,6 +275,31 @@ class PostgresReader:
     def thumbnail(self, digest: str) -> bytes | None:
         rows = self._all("SELECT jpeg FROM thumbnails WHERE digest = %(digest)s", digest=digest)
         return rows[0][0] if rows else None
+
+    def image_contents(self, item_ids: Sequence[str], *, hashed: bool) -> dict[str, list[ImageContent]]:
+        content = "sha256" if hashed else ""
+        images = (
+            f"SELECT images.key, items.id, images.id, images.digest, {content}(coalesce(jpeg, '')) "
+            "FROM items JOIN images ON item = items.key LEFT JOIN thumbnails ON thumbnails.digest = images.digest "
+            "WHERE items.id = ANY(%(ids)s) ORDER BY images.key"
+        )
+        vectors = (
+            f"SELECT image, bundles.id, {content}(vector) FROM items JOIN images ON item = items.key "
+            "JOIN vectors ON image = images.key JOIN bundles ON bundle = bundles.key WHERE items.id = ANY(%(ids)s)"
+        )
+
+        def read(connection: Connection) -> dict[str, list[ImageContent]]:
+            found: dict[str, list[ImageContent]] = {}
+            of_image: dict[int, dict[str, bytes]] = {}
+            with instant(connection):
+                values = {"ids": list(item_ids)}
+                for key, bundle_id, vector in connection.execute(vectors, values, binary=True):
+                    of_image.setdefault(key, {})[bundle_id] = vector
+                for key, item_id, *image, jpeg in connection.execute(images, values, binary=True):
+                    found.setdefault(item_id, []).append(ImageContent(*image, of_image.get(key, {}), jpeg))
+            return found
+
+        return self._source.run(read)
 
     def full_images(self, bundle: int) -> Iterator[list[FullImageRow]]:
         query = (

@@ -2,6 +2,7 @@
 
 import json
 import random
+import secrets
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from index.embedding.bundle import Bundle
@@ -25,13 +26,19 @@ from index.gallery.errors import JobRunning, StoreReadOnly
 from index.gallery.jobs import Job
 from index.gallery.types import Item
 from tests.support.memory import peak_memory, reset_peak_memory
+from tests.support.postgres import PostgresServer
+from tests.support.qdrant import QUICK_OPTIONS, Cluster
 from tests.support.tiny_bundle import make_tiny_bundle
 
 from .memory import MemoryData, MemoryIndex, MemoryStore
 from .reference import BUNDLE, OTHER_BUNDLE, TOLERANCE, TRIO, make_entries, photo, unit
 
-ENGINES = ["sqlite", "memory"]
-DIRECTIONS = [(source, target) for source in ENGINES for target in ENGINES]
+ENGINES = ["sqlite", "memory", "postgres"]
+DIRECTIONS = [
+    *((source, target) for source in ENGINES for target in ENGINES),
+    pytest.param("sqlite", "qdrant", marks=pytest.mark.slow),
+    pytest.param("qdrant", "sqlite", marks=pytest.mark.slow),
+]
 BUNDLES = {BUNDLE: 3, OTHER_BUNDLE: 4, "d" * 16: 2}
 """Bundle id to dimension."""
 
@@ -41,21 +48,32 @@ Open = Callable[[str, str], Gallery]
 class Galleries(ExitStack):
     """Opens new galleries by engine and name, and closes them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, request: pytest.FixtureRequest) -> None:
         super().__init__()
         self._folder = folder
+        self._request = request
         self._memories: dict[str, MemoryData] = {}
 
     def open(self, engine: str, name: str) -> Gallery:
         if engine == "memory":
             store = MemoryStore(self._memories.setdefault(name, MemoryData()))
             return self.enter_context(Gallery(store, MemoryIndex(store), address=f"memory://{name}"))
-        return self.enter_context(open_gallery(self._folder / name, create=True))
+        if engine == "sqlite":
+            return self.enter_context(open_gallery(self._folder / name, create=True))
+        server: PostgresServer = self._request.getfixturevalue("postgres")
+        schema = f"copy_{secrets.token_hex(4)}"
+        self.callback(server.execute, f"DROP SCHEMA IF EXISTS {schema} CASCADE")
+        address = f"{server.url()}?schema={schema}"
+        if engine == "qdrant":
+            cluster: Cluster = self._request.getfixturevalue("qdrant_cluster")
+            self.callback(cluster.drop, schema)
+            address += f" {cluster.address(schema, QUICK_OPTIONS)}"
+        return self.enter_context(open_gallery(address, create=True, cache=self._folder / f"cache-{name}"))
 
 
 @pytest.fixture
-def galleries(tmp_path: Path) -> Iterator[Galleries]:
-    with Galleries(tmp_path) as opened:
+def galleries(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Galleries]:
+    with Galleries(tmp_path, request) as opened:
         yield opened
 
 
@@ -177,13 +195,20 @@ def apply(gallery: Gallery, operation: tuple[object, ...]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("source_engine", "target_engine"), DIRECTIONS)
-@settings(deadline=None, max_examples=40)
+@pytest.mark.parametrize(
+    ("source_engine", "target_engine"),
+    [("sqlite", "memory"), ("memory", "sqlite"), ("sqlite", "postgres"), ("postgres", "sqlite")],
+)
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(first=OPERATIONS, then=OPERATIONS)
 def test_any_gallery_is_copied_and_followed(
-    source_engine: str, target_engine: str, first: list[tuple[object, ...]], then: list[tuple[object, ...]]
+    request: pytest.FixtureRequest,
+    source_engine: str,
+    target_engine: str,
+    first: list[tuple[object, ...]],
+    then: list[tuple[object, ...]],
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder, Galleries(Path(folder)) as galleries:
+    with tempfile.TemporaryDirectory() as folder, Galleries(Path(folder), request) as galleries:
         source, target = galleries.open(source_engine, "source"), galleries.open(target_engine, "target")
         for operations in (first, then):
             for operation in operations:
