@@ -40,6 +40,9 @@ class PostgresSettings(Frozen):
     idle_seconds: float = Field(default=60, description="that a writer may pause within a transaction")
     retry_seconds: float = Field(default=1, description="between attempts to connect to a server that is gone")
     resolve_seconds: float = Field(default=30, description="for finding out whether a write was kept")
+    claim_seconds: float = Field(
+        default=60, description="for a job's process to claim it, after its begin or after a start of the server"
+    )
     max_connections: int = Field(default=8, description="for reads of one process, besides two for news and writes")
 
 
