@@ -34,7 +34,7 @@ def find_programs() -> Path:
 
 
 def _works(folder: Path) -> bool:
-    command = [folder / "postgres", "--version"]
+    command = [str(folder / "postgres"), "--version"]
     return subprocess.run(command, capture_output=True, check=False, user=_find_user()).returncode == 0
 
 
@@ -73,7 +73,7 @@ class PostgresServer:
         if self._user:
             shutil.chown(self._folder, self._user)
             shutil.chown(password, self._user)
-        command = [self._programs / "initdb", "-D", self.data, "-U", "lookalike", "--pwfile", password]
+        command = [str(self._programs / "initdb"), "-D", str(self.data), "-U", "lookalike", "--pwfile", str(password)]
         command += ["-A", "scram-sha-256", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"]
         subprocess.run(command, check=True, capture_output=True, cwd=self._folder, user=self._user)
 

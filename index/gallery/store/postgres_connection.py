@@ -40,6 +40,9 @@ class PostgresSettings(Frozen):
     idle_seconds: float = Field(default=60, description="that a writer may pause within a transaction")
     retry_seconds: float = Field(default=1, description="between attempts to connect to a server that is gone")
     resolve_seconds: float = Field(default=30, description="for finding out whether a write was kept")
+    claim_seconds: float = Field(
+        default=60, description="for a job's process to claim it, after its begin or after a start of the server"
+    )
     max_connections: int = Field(default=8, description="for reads of one process, besides two for news and writes")
 
 
@@ -262,7 +265,9 @@ def _store_error(error: psycopg.Error, action: _Action) -> StoreError:
 def _connect_error(error: psycopg.Error) -> StoreError:
     """Returns why there is no connection; here libpq passes on no SQLSTATE."""
     text = str(error)
-    problem = f"PostgreSQL cannot be reached: {_reason(error)}."
+    # Without the host: the service shows the problem to whoever searches.
+    reason = re.sub(r"^(connection failed: )?connection to server .*? failed: ", "", _reason(error))
+    problem = f"PostgreSQL cannot be reached: {reason}."
     if "password authentication failed" in text or "no password supplied" in text or "pg_hba.conf" in text:
         return StoreError(problem, "Check the user and the password: in the address, PGPASSWORD or ~/.pgpass.")
     if re.search(r'database ".*" does not exist', text):

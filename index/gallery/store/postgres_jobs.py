@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import psycopg
+
 from index._util.system import is_running
 from index.errors import LookalikeError
 from index.gallery.errors import JobMissing, JobRunning
@@ -16,9 +18,6 @@ from index.gallery.store.postgres_connection import Connection, Connections, Ser
 from index.gallery.store.records import DAMAGED, parse_record
 from index.jobs import JobRecord
 
-STARTING_SECONDS = 60.0
-"""How long the process of a job may take from its begin to its claim, and to claim it again after a restart of the
-server."""
 _KILLED = "Its process was killed; run it again."
 _ROWS = """
 SELECT id, host, process, record, claimed, EXISTS (
@@ -41,7 +40,12 @@ class LockClaim:
     def renew(self) -> None:
         """Claims the job again if the connection was lost."""
         with self._lock:
-            if self._connection and self._connection.is_lost:
+            if self._connection is None:
+                return
+            try:
+                self._connection.execute("SELECT 1")
+            except psycopg.Error:
+                self._connection.close()
                 self._connection = self._jobs.lock(self._job_id)
 
     def release(self) -> None:
@@ -122,9 +126,11 @@ class PostgresJobs:
         if record.state != "running" or is_locked or is_standby:  # which shows no locks of the primary server
             return record
         if is_claimed:
-            is_alive = server_age < STARTING_SECONDS  # its connection was lost, and it may claim the job again
+            is_alive = (
+                server_age < self._server.settings.claim_seconds
+            )  # its connection was lost, and it may claim the job again
         else:  # its process has not yet come to claim it
-            is_recent = time.time() - record.updated < STARTING_SECONDS
+            is_recent = time.time() - record.updated < self._server.settings.claim_seconds
             is_alive = is_recent and (host != socket.gethostname() or is_running(process))
         return record if is_alive else record.model_copy(update={"state": "interrupted", "message": _KILLED})
 

@@ -1,7 +1,10 @@
 """Random sequences of writes, searches and compactions: the gallery returns what the reference does."""
 
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from index.gallery.filters import Filter
 from index.gallery.settings import GallerySettings
 from index.gallery.types import Attribute, Hit, Item, NewImage
 from index.gallery.vectors.faiss.settings import FaissSettings
+from tests.support.postgres import PostgresServer
 
 from .memory import MemoryData, MemoryIndex, MemoryStore
 from .reference import BUNDLE, ReferenceGallery, Vector, photo, unit
@@ -241,6 +245,33 @@ class MemoryHistory(History):
 
 def test_a_gallery_in_memory_equals_the_reference() -> None:
     run_state_machine_as_test(MemoryHistory, settings=histories(20, 20))
+
+
+class PostgresHistory(History):
+    """Runs on PostgreSQL; each handle is a machine with a cache of its own."""
+
+    server: ClassVar[PostgresServer]
+    numbers: ClassVar[Iterator[int]] = count(1)
+
+    def open(self, *, create: bool = False) -> Gallery:
+        if create:
+            self.schema = f"history_{next(self.numbers)}"
+        return open_gallery(
+            f"{self.server.url()}?schema={self.schema}",
+            create=create,
+            cache=Path(self.folder.name) / f"machine-{next(self.numbers) % 2}",
+            settings=self.settings,
+        )
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.server.execute(f"DROP SCHEMA {self.schema} CASCADE")
+
+
+@pytest.mark.slow
+def test_a_gallery_on_postgresql_equals_the_reference(postgres: PostgresServer) -> None:
+    PostgresHistory.server = postgres
+    run_state_machine_as_test(PostgresHistory, settings=histories(20, 20))
 
 
 class ExtendedGraphs(FullHistory):

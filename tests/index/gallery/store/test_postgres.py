@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -12,8 +13,9 @@ import pytest
 from index.errors import LookalikeError
 from index.gallery import Gallery, open_gallery, restore_gallery
 from index.gallery.errors import StoreBusy, StoreError, StoreReadOnly, StoreUnavailable, VersionConflict
+from index.gallery.store.base import ImageRecord
 from index.gallery.store.postgres import PostgresStore
-from index.gallery.store.postgres_connection import PostgresSettings, Server
+from index.gallery.store.postgres_connection import Connection, PostgresSettings, Server
 from index.gallery.store.postgres_schema import MIGRATIONS, migrate
 from index.gallery.types import Item
 from tests.index.gallery.reference import BUNDLE, TRIO, make_entries, photo, unit
@@ -354,13 +356,11 @@ def test_a_lost_connection_is_replaced(store: PostgresStore, postgres: PostgresS
 def test_a_commit_whose_answer_was_lost_is_reported_as_it_is(
     store: PostgresStore, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, was_committed: bool
 ) -> None:
-    from index.gallery.store.postgres_connection import Connection
-
     execute = Connection.execute
 
-    def lose_the_answer(self: Connection, query: object, *args: object, **options: object) -> object:
+    def lose_the_answer(self: Connection, query: Any, *args: Any, **options: Any) -> object:
         if query != "COMMIT":
-            return execute(self, query, *args, **options)  # type: ignore[arg-type]
+            return execute(self, query, *args, **options)
         if was_committed:
             execute(self, "COMMIT")
         self.close()
@@ -389,7 +389,7 @@ def test_large_writes_are_divided_into_blocks(store: PostgresStore) -> None:
     assert len(np.unique(keys)) == 1500
 
 
-def _records(store: PostgresStore) -> list[object]:
+def _records(store: PostgresStore) -> list[ImageRecord]:
     bundle = store.read.bundle(BUNDLE)
     assert bundle
     with store.open_reader() as reader:
