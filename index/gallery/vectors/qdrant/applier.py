@@ -42,6 +42,9 @@ def apply_changes(store: ItemStore, bundle: BundleRow, built: QdrantBuiltIndex, 
             collection.record(state)
         is_empty = not state.images
         store.set_index(bundle.key, None if is_empty else following, changes.revision)
+        # From now on a store that names an earlier index was restored: it lacks what the collection has.
+        state = state.model_copy(update={"last": following})
+        collection.record(state)
         name, revision, done = following, changes.revision, done + count
         on_progress(done, done)
         if changes.is_last or is_empty:

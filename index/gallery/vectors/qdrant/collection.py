@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 from index._util.models import Frozen
 from index.gallery.errors import IndexDamaged
 from index.gallery.types import Facet
+from index.gallery.vectors.faiss.searcher import EXACT, Searcher, exact_index
 from index.gallery.vectors.qdrant.nodes import Nodes, messages
 from index.gallery.vectors.qdrant.payload import FIRST, ITEM, NAMES, RECORD, Record, field, parse_token, read_record
 from index.gallery.vectors.qdrant.settings import QdrantSettings
@@ -334,7 +335,9 @@ def _rank(points: Any, query: NDArray[np.float32] | None) -> Neighbours:
     found = [(point.id.num, point.score, read_record(point.payload)) for point in points]
     if query is None or not found:
         return found
-    # The vectors are those of the store, so a score is the same before and after they were applied.
-    scores = np.array([_vector(point) for point in points], np.float64) @ query.astype(np.float64)
-    ranked = [(key, score, record) for (key, _, record), score in zip(found, scores.tolist(), strict=True)]
-    return sorted(ranked, key=lambda point: -point[1])
+    # By the arithmetic of the delta, so that a score is the same before and after the image was applied.
+    vectors = np.array([_vector(point) for point in points], np.float16)
+    scores, order = Searcher(exact_index(vectors), EXACT).search(query[None], len(found))
+    return [
+        (found[row][0], score, found[row][2]) for score, row in zip(scores[0].tolist(), order[0].tolist(), strict=True)
+    ]

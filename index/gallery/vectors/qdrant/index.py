@@ -55,7 +55,7 @@ class QdrantIndex:
     def open(self, bundle: BundleRow) -> QdrantBuiltIndex:
         name = str(bundle.index_name)
         collection, revision = self._parse(name)
-        state = self._settled_state(collection, name)
+        state = self._settled_state(collection, bundle)
         if (state.bundle_id, state.dimension) != (bundle.id, bundle.dimension) or revision != bundle.index_revision:
             raise IndexDamaged(f"The collection {collection.name} is not that of bundle {bundle.id}.", _REMEDY)
         return QdrantBuiltIndex(collection, name, revision, state, self._settings)
@@ -66,16 +66,17 @@ class QdrantIndex:
             raise IndexDamaged(f"The index {name} is not in Qdrant.", _REMEDY)
         return Collection(self._nodes, match["collection"], self._settings), int(match["revision"])
 
-    def _settled_state(self, collection: Collection, name: str) -> CollectionState:
+    def _settled_state(self, collection: Collection, bundle: BundleRow) -> CollectionState:
         """Returns the state of a collection that was brought to an index, or is being brought to the next one.
 
         Otherwise the store was restored, and its changes are not those that the collection has. Nodes learn a new state
         one after the other.
         """
         deadline = time.monotonic() + _SETTLE_SECONDS
-        while name not in ((state := collection.state()).last, state.next):
-            if time.monotonic() > deadline:
-                raise IndexDamaged(f"The collection {collection.name} is at {state.next}, not at {name}.", _REMEDY)
+        while bundle.index_name not in ((state := collection.state()).last, state.next):
+            current = self._store.read.bundle(bundle.id)
+            if time.monotonic() > deadline or current is None or current.index_name != bundle.index_name:
+                raise IndexDamaged(f"The index is at {state.next}, not at {bundle.index_name}.", _REMEDY)
             time.sleep(0.1)
         return state
 

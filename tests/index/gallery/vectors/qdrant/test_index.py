@@ -11,7 +11,16 @@ from index.gallery import Gallery, open_gallery
 from index.gallery.errors import IndexUnavailable, SearchError
 from index.gallery.filters import Filter
 from index.gallery.types import Item
-from tests.index.gallery.reference import BUNDLE, OTHER_BUNDLE, ReferenceGallery, index_stats, make_entries, photo, unit
+from tests.index.gallery.reference import (
+    BUNDLE,
+    OTHER_BUNDLE,
+    ReferenceGallery,
+    index_stats,
+    make_entries,
+    photo,
+    unit,
+    wait_until,
+)
 from tests.support.clustered_vectors import nearest_rows, queries_near, shop_vectors
 from tests.support.qdrant import QUICK, Cluster, open_gallery_on
 
@@ -44,6 +53,7 @@ def test_facets_equal_those_of_the_embedded_engine(gallery: Gallery, tmp_path: P
                 one.delete_images(item.id, [images[0].id])
             one.delete([item.id for item, _ in entries[100:]])
             one.compact()
+            wait_until(lambda one=one: index_stats(one).pending == 0)  # type: ignore[misc]
         sale = Filter.parse({"sale": True, "price": {"lt": 30}})
         for options in ({}, {"names": ["price", "colour", "none"]}, {"filter": sale}, {"contains": "RE", "count": 2}):
             assert list(gallery.facets(**options)) == list(embedded.facets(**options)), options  # type: ignore[arg-type]

@@ -1,0 +1,129 @@
+"""Nodes and appliers that are killed, on a cluster of the module's own: nothing is lost, and searches recover."""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index.gallery import Gallery
+from index.gallery.errors import IndexUnavailable
+from tests.index.gallery.reference import BUNDLE, ReferenceGallery, index_stats, make_entries, wait_until
+from tests.support.qdrant import Cluster, open_gallery_on, run_cluster
+
+pytestmark = pytest.mark.slow
+
+ENTRIES = make_entries(160)
+QUERY = ENTRIES[3][1][0].vector[None]
+_APPLIER = """
+import sys
+from pathlib import Path
+from tests.support.qdrant import QUICK, open_gallery_on
+settings = QUICK.model_copy(update={"upload_batch": 4, "upload_threads": 1})
+with open_gallery_on(sys.argv[1], Path(sys.argv[2]), settings=settings) as gallery:
+    print("open", flush=True)
+    gallery.compact(rebuild=sys.argv[3] == "rebuild")
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with run_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+def check(gallery: Gallery, reference: ReferenceGallery, top: int = 20) -> None:
+    reference.check(gallery.search(QUERY, bundle_id=BUNDLE, top=top).hits[0], QUERY, top=top)
+
+
+def test_searches_and_writes_continue_while_a_node_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+    reference = ReferenceGallery(ENTRIES[:100])
+    with open_gallery_on(cluster.address("one"), tmp_path / "gallery") as gallery:
+        gallery.upsert(ENTRIES[:100], BUNDLE)
+        gallery.activate(BUNDLE)
+        killer = threading.Timer(0.5, cluster.nodes[1].kill)
+        killer.start()
+        for number in range(100, 130):
+            gallery.upsert([ENTRIES[number]], BUNDLE)
+            reference.upsert([ENTRIES[number]])
+            check(gallery, reference)
+            time.sleep(0.05)
+        killer.join()
+        gallery.compact()
+        wait_until(lambda: index_stats(gallery).pending == 0)
+        check(gallery, reference, top=200)
+        cluster.nodes[1].start()
+        cluster.nodes[1].wait()
+        for _ in range(20):
+            check(gallery, reference, top=200)
+
+
+def test_searches_are_refused_while_no_node_answers_and_recover(cluster: Cluster, tmp_path: Path) -> None:
+    reference = ReferenceGallery(ENTRIES[:50])
+    with open_gallery_on(cluster.address("all"), tmp_path / "gallery") as gallery:
+        gallery.upsert(ENTRIES[:50], BUNDLE)
+        gallery.activate(BUNDLE)
+        check(gallery, reference)
+        for node in cluster.nodes:
+            node.kill()
+        with pytest.raises(IndexUnavailable, match="Qdrant does not answer at 127"):
+            gallery.search(QUERY, bundle_id=BUNDLE)
+        gallery.upsert(ENTRIES[50:60], BUNDLE)
+        reference.upsert(ENTRIES[50:60])
+        with (
+            open_gallery_on(cluster.address("all"), tmp_path / "gallery") as other,
+            pytest.raises(IndexUnavailable, match="Start its nodes"),
+        ):
+            other.search(QUERY, bundle_id=BUNDLE)
+        for node in cluster.nodes:
+            node.start()
+        for node in cluster.nodes:
+            node.wait()
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                check(gallery, reference, top=100)
+                break
+            except IndexUnavailable:
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+        gallery.compact()
+        check(gallery, reference, top=100)
+
+
+def test_an_applier_that_is_killed_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    reference = ReferenceGallery(ENTRIES[:100])
+    folder, address = tmp_path / "gallery", cluster.address("killed")
+    with open_gallery_on(address, folder) as gallery:
+        gallery.upsert(ENTRIES[:100], BUNDLE)
+        gallery.activate(BUNDLE)
+        killed = 0
+        for turn in range(8):
+            changed = make_entries(40, seed=10 + turn)
+            gallery.upsert(changed, BUNDLE)
+            reference.upsert(changed)
+            gone = [item.id for item, _ in ENTRIES[40 + 5 * turn : 45 + 5 * turn]]
+            gallery.delete(gone)
+            reference.delete(gone)
+            arguments = [address, str(folder), "rebuild" if turn % 3 == 2 else "apply"]
+            process = subprocess.Popen([sys.executable, "-c", _APPLIER, *arguments], stdout=subprocess.PIPE)
+            assert process.stdout and process.stdout.readline() == b"open\n"
+            time.sleep(float(random.uniform(0.01, 0.5)))
+            process.send_signal(signal.SIGKILL)
+            killed += process.wait() == -signal.SIGKILL
+            process.stdout.close()
+            check(gallery, reference, top=200)
+            with open_gallery_on(address, folder) as other:
+                check(other, reference, top=200)
+        assert killed
+        gallery.compact()
+        check(gallery, reference, top=200)
+        assert gallery.verify() == []
+        wait_until(lambda: index_stats(gallery).pending == 0)
+        assert len(cluster.collections("killed")) <= 2, "what killed rebuilds left is removed by the next"
