@@ -66,7 +66,7 @@ def test_replicas_and_jobs_of_the_cluster_use_one_gallery_and_caches_of_their_ow
     store, index = urlsplit(found[1]), urlsplit(found[2])
     assert (store.scheme, store.hostname, store.password) == ("postgresql", "postgres", None)
     assert (store.username, store.path) == (SERVICES["postgres"]["environment"]["POSTGRES_USER"], "/lookalike")
-    assert index.scheme == "qdrant" and index.netloc == ",".join(f"{node}:6333" for node in NODES)
+    assert index.scheme == "qdrant" and index.netloc == ",".join(f"{node}:6334" for node in NODES)
     caches = [volume for name in REPLICAS for volume in SERVICES[name]["volumes"] if volume.endswith(":/data")]
     assert caches == [f"{name}:/data" for name in REPLICAS] and set(REPLICAS) <= set(COMPOSE["volumes"])
     assert {each["LOOKALIKE_CACHE"] for each in environments} == {"/data/cache"}

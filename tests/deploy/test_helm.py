@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "lookalike"
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
 POSTGRES = {"host": "shop-rw.databases.svc"}
-QDRANT = {"nodes": ["qdrant-0.qdrant:6333", "qdrant-1.qdrant:6333"], "options": "shards=12&replicas=2"}
+QDRANT = {"nodes": ["qdrant-0.qdrant:6334", "qdrant-1.qdrant:6334"], "options": "shards=12&replicas=2"}
 EVERYTHING = {
     "mode": "cluster",
     "postgres": {**POSTGRES, "caSecret": {"name": "shop-ca"}},
@@ -121,7 +121,7 @@ def test_version_is_that_of_the_project() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_address_of_the_gallery_is_that_of_the_mode(mode: str) -> None:
     postgres = "postgresql://lookalike@shop-rw.databases.svc:5432/lookalike?schema=lookalike"
-    qdrant = "qdrant://qdrant-0.qdrant:6333,qdrant-1.qdrant:6333/lookalike?shards=12&replicas=2"
+    qdrant = "qdrant://qdrant-0.qdrant:6334,qdrant-1.qdrant:6334/lookalike?shards=12&replicas=2"
     expected = {"embedded": "/data/gallery", "postgres": postgres}.get(mode, f"{postgres} {qdrant}")
     for pod in pods(chart(mode)).values():
         assert variables(pod)["LOOKALIKE_GALLERY"] == expected
@@ -287,7 +287,7 @@ def test_network_policies_extend_those_of_the_plain_manifests(mode: str) -> None
     values = {**VALUES["networkPolicy"], **own}
     stores = [{"to": values["postgresTo"], "ports": [{"port": 5432, "protocol": "TCP"}]}]
     if mode != "postgres":
-        stores.append({"to": values["qdrantTo"], "ports": [{"port": 6333, "protocol": "TCP"}]})
+        stores.append({"to": values["qdrantTo"], "ports": [{"port": 6334, "protocol": "TCP"}]})
     assert added == [*stores, *values["reindexEgress"]]
     assert policies["serve"]["egress"] == [plain[0], *stores, *values["serveEgress"]]
 

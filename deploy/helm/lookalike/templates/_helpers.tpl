@@ -99,13 +99,13 @@ capabilities: { drop: [ALL] }
   ports: [{ port: 53, protocol: UDP }, { port: 53, protocol: TCP }]
 {{- end }}
 
-{{/* Outgoing connections to PostgreSQL and Qdrant. */}}
+{{/* Outgoing connections to PostgreSQL and Qdrant; 6333, the port of REST, stands for 6334, that of gRPC. */}}
 {{- define "lookalike.storeEgress" -}}
 - to: {{- toYaml .Values.networkPolicy.postgresTo | nindent 4 }}
   ports: [{ port: {{ .Values.postgres.port }}, protocol: TCP }]
 {{- if eq .Values.mode "cluster" }}
 {{- $ports := list }}
-{{- range .Values.qdrant.nodes }}{{ $ports = append $ports (splitList ":" . | last) }}{{ end }}
+{{- range .Values.qdrant.nodes }}{{ $ports = append $ports (splitList ":" . | last | replace "6333" "6334") }}{{ end }}
 - to: {{- toYaml .Values.networkPolicy.qdrantTo | nindent 4 }}
   ports:
     {{- range uniq $ports }}
