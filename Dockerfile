@@ -31,7 +31,7 @@ RUN python3 -m venv --without-pip /opt/lookalike
 COPY deploy/requirements ./
 
 FROM builder AS dependencies
-# Additional lists: "otel parquet remote".
+# Additional lists: "cluster otel parquet remote".
 ARG EXTRAS=""
 # Compiled at build time with unchecked hashes: the file system is read-only at run time. Files for newer versions of
 # Python fail to compile and are not needed.

@@ -121,7 +121,7 @@ lock: .venv-release/.complete
 	$(LOCK) --python-version 3.11 --extra cpu --extra heic pyproject.toml --output-file deploy/requirements/serve.txt
 	$(LOCK) --python-version 3.12 --extra gpu --extra heic pyproject.toml --output-file deploy/requirements/serve-gpu.txt
 	$(LOCK) --python-version 3.11 --extra cpu --extra heic --extra train pyproject.toml --output-file deploy/requirements/train.txt
-	for extra in otel parquet remote; do \
+	for extra in cluster otel parquet remote; do \
 	  $(LOCK) --python-version 3.11 --extra $$extra pyproject.toml --output-file deploy/requirements/$$extra.txt || exit 1; done
 	echo setuptools | $(LOCK) --python-version 3.11 - --output-file deploy/requirements/build.txt
 

@@ -7,9 +7,10 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -182,3 +183,47 @@ def test_nginx_limits_the_requests_of_an_address(containers_enabled: None, galle
     ):
         statuses = [client.get("/healthz").status_code for _ in range(30)]
     assert set(statuses) == {200, 429} and statuses.count(200) >= 5
+
+
+def caddy_of_two(folder: Path, one: str, two: str) -> tuple[list[str], dict[str, str], str]:
+    return caddy(folder, f"{one} {two}")
+
+
+def nginx_of_two(folder: Path, one: str, two: str) -> tuple[list[str], dict[str, str], str]:
+    return nginx(folder, one, ("# server 10.0.0.2:8000", f"server {two}"))
+
+
+@pytest.mark.parametrize("proxy", [caddy_of_two, nginx_of_two])
+def test_requests_move_to_the_other_replica_when_one_is_killed(
+    proxy: Callable[[Path, str, str], tuple[list[str], dict[str, str], str]],
+    containers_enabled: None,
+    gallery: Path,
+    tmp_path: Path,
+) -> None:
+    with ExitStack() as stack:
+        (first, one), (_, two) = (stack.enter_context(run_replica(gallery)) for _ in range(2))
+        client = stack.enter_context(run_proxy(*proxy(tmp_path, one, two)))
+        photo = tiny_photo(2, 3)
+        for turn in range(60):
+            if turn == 20:
+                first.kill()
+                first.wait(30)
+            assert client.get("/readyz").status_code == 200
+            response = client.post("/v1/search", files={"image": photo})
+            assert response.json()["items"][0]["id"] == "ball-blue"
+
+
+@contextmanager
+def run_replica(gallery: Path) -> Iterator[tuple["subprocess.Popen[bytes]", str]]:
+    """Runs a service that a test may kill, and yields it with its address."""
+    port = free_port()
+    command = [sys.executable, "-m", "lookalike", "serve", "--gallery", str(gallery), "--port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+                while not is_healthy(client):
+                    assert process.poll() is None, "the service ended"
+                    time.sleep(0.1)
+            yield process, f"127.0.0.1:{port}"
+        finally:
+            process.kill()

@@ -27,6 +27,8 @@ from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo
 
 REPOSITORY = FOLDER.parents[1]
 PROMETHEUS_OWN = {"up", "ALERTS"}
+SEVERAL_MACHINES = {"lookalike_gallery_stale_seconds"}
+"""Metrics of a gallery in PostgreSQL; the service of these tests has its gallery in a folder."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def scrape(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_alerts_and_panels_use_exactly_the_metrics_of_a_running_service(scrape: str) -> None:
-    names = set(PROMETHEUS_OWN)
+    names = PROMETHEUS_OWN | SEVERAL_MACHINES
     for name, kind in re.findall(r"^# TYPE (\w+) (\w+)$", scrape, re.MULTILINE):
         names |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if kind == "histogram" else {name}
     used = {place: metrics_of(expression) for place, expression in expressions().items()}
@@ -142,6 +144,7 @@ def test_thresholds_of_alerts_equal_those_of_the_gallery() -> None:
     ("arguments", "expected"),
     [
         ("check config --syntax-only prometheus.yml", "prometheus.yml is valid prometheus config file syntax"),
+        ("check config --syntax-only prometheus.cluster.yml", "prometheus.cluster.yml is valid prometheus config file"),
         ("check rules alerts.yml", f"{len(ALERTS)} rules found"),
         pytest.param("test rules alerts.test.yml", "SUCCESS", marks=pytest.mark.slow),
     ],
@@ -163,7 +166,16 @@ def test_compose_mounts_what_prometheus_and_grafana_read() -> None:
     config = yaml.safe_load((FOLDER / "prometheus.yml").read_text(encoding="utf-8"))
     (scrape,) = config["scrape_configs"]
     assert scrape["static_configs"] == [{"targets": ["serve:8000"]}] and "serve" in services
+    cluster = yaml.safe_load((FOLDER / "prometheus.cluster.yml").read_text(encoding="utf-8"))
+    (replicas,) = cluster["scrape_configs"][0]["static_configs"]
+    assert replicas == {"targets": ["serve-1:8000", "serve-2:8000"]} and {"serve-1", "serve-2"} <= set(services)
+    assert {
+        **cluster,
+        "scrape_configs": [{**cluster["scrape_configs"][0], "static_configs": [{"targets": ["serve:8000"]}]}],
+    } == config
     mounted = mounts(services["prometheus"])
+    assert "--config.file=/etc/prometheus/${PROMETHEUS_CONFIG:-prometheus.yml}" in services["prometheus"]["command"]
+    assert mounted["/etc/prometheus/prometheus.cluster.yml"] == "./monitoring/prometheus.cluster.yml"
     assert {f"/etc/prometheus/{name}" for name in config["rule_files"]} <= set(mounted)
     key = Path(scrape["authorization"]["credentials_file"])
     key_job = services["scrape-key"]

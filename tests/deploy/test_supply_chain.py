@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yaml"))
 REQUIREMENTS = sorted((ROOT / "deploy" / "requirements").glob("*.txt"))
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-OWN_IMAGES = {"lookalike", "lookalike:local", "lookalike:train", "lookalike:gpu"}
+OWN_IMAGES = {"lookalike", "lookalike:local", "lookalike:train", "lookalike:gpu", "lookalike:cluster"}
 """Images that are built from this repository, or replaced by a release of it."""
 DIGEST = re.compile(r"docker\.io/[\w./-]+:[\w.-]+@sha256:[0-9a-f]{64}")
 
@@ -82,7 +82,7 @@ def test_requirements_of_the_images_have_digests_and_the_tested_versions(file: P
         ("serve", ["cpu", "heic"]),
         ("serve-gpu", ["gpu", "heic"]),
         ("train", ["cpu", "heic", "train"]),
-        *((extra, [extra]) for extra in ("otel", "parquet", "remote")),
+        *((extra, [extra]) for extra in ("cluster", "otel", "parquet", "remote")),
     ],
 )
 def test_requirements_contain_what_the_project_needs(name: str, extras: list[str]) -> None:
@@ -99,4 +99,4 @@ def test_images_install_only_files_with_known_digests() -> None:
     for install in installs:
         assert "--require-hashes --only-binary :all:" in install or "--no-deps --no-build-isolation" in install
     named = set(re.findall(r"(?:'--requirement %s.txt ' |--requirement )([\w-]+)", DOCKERFILE))
-    assert {file.stem for file in REQUIREMENTS} == named | {"otel", "parquet", "remote"}
+    assert {file.stem for file in REQUIREMENTS} == named | {"cluster", "otel", "parquet", "remote"}
