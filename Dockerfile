@@ -1,7 +1,8 @@
-# Three images from one source; see docs/deploy.md.
+# Four images from one source; see docs/deploy.md.
 #   docker build --target serve --tag lookalike .              serves and indexes on CPUs, without PyTorch
 #   docker build --target serve-gpu --tag lookalike:gpu .      serves and indexes on an NVIDIA GPU
 #   docker build --target train --tag lookalike:train .        also trains and exports
+#   docker build --target demo --shm-size 1g --tag lookalike:demo .    serves the sample shop, trained while it builds
 # Other base images, such as those of a mirror. The default ones are named in FROM, where Dependabot updates them.
 ARG PYTHON_IMAGE=python-default
 ARG CUDA_IMAGE=cuda-default
@@ -118,7 +119,7 @@ LABEL org.opencontainers.image.title="Lookalike, on a GPU" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 
-FROM runtime AS serve
+FROM runtime AS service
 EXPOSE 8000
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s CMD ["python", "-c", "import http.client, os; \
 probe = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('LOOKALIKE_PORT') or 8000), timeout=4); \
@@ -126,6 +127,26 @@ probe.request('GET', '/healthz'); raise SystemExit(probe.getresponse().status !=
 COPY --from=dependencies /opt/lookalike /opt/lookalike
 COPY --from=package /app /app
 CMD ["lookalike", "serve"]
+
+FROM train AS demo-shop
+# Processes that decode photos pass them in shared memory: more than the 64 MB that a build has by default.
+RUN lookalike demo --no-serve --dir /data/demo
+
+# Without keys: for a look, not for a shop.
+FROM service AS demo
+ENV LOOKALIKE_EXAMPLES=/data/examples LOOKALIKE_KEYS="" LOOKALIKE_OPEN=true
+COPY --from=demo-shop --chown=10001:10001 /data/demo/gallery /data/gallery
+COPY --from=demo-shop --chown=10001:10001 /data/demo/examples /data/examples
+ARG VERSION=unreleased
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="Lookalike, demo" \
+      org.opencontainers.image.description="Visual product search of a sample shop" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
+
+# The last stage is what `docker build .` makes.
+FROM service AS serve
 ARG VERSION=unreleased
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="Lookalike" \

@@ -94,6 +94,19 @@ def test_workflows_build_stages_of_the_dockerfile(file: Path) -> None:
     assert built <= set(stages)
 
 
+def test_the_demo_image_serves_a_trained_shop_without_pytorch_and_is_not_the_default() -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    stages = dict(re.findall(r"^FROM \S+ AS ([\w-]+)$(.*?)(?=^FROM|\Z)", dockerfile, re.MULTILINE | re.DOTALL))
+    bases = {name: base for base, name in re.findall(r"^FROM (\S+) AS ([\w-]+)$", dockerfile, re.MULTILINE)}
+    assert (bases["demo-shop"], bases["demo"], bases["serve"]) == ("train", "service", "service")
+    assert re.findall(r"--from=demo-shop .*/data/demo/(\w+) /data/(\w+)", stages["demo"]) == [
+        ("gallery", "gallery"),
+        ("examples", "examples"),
+    ]
+    assert "LOOKALIKE_OPEN=true" in stages["demo"]
+    assert list(stages)[-1] == "serve" and "LOOKALIKE_OPEN" not in stages["serve"] + stages["service"]
+
+
 def test_wheel_contains_every_file_of_the_packages(tmp_path: Path) -> None:
     source = tmp_path / "source"
     for package in PACKAGES:

@@ -199,11 +199,13 @@ def search(
         found = opened.search(Embedder(model).embed(pixels[None]), bundle_id=model.id, top=limit, filter=wanted)
         for hit in found.hits[0]:
             if as_json:
-                typer.echo(
-                    json.dumps({"score": round(hit.score, 6), "image_id": hit.image.id, **hit.item.model_dump()})
-                )
+                # As in the API: null where the item has no title or page.
+                item = {**hit.item.model_dump(), "title": hit.item.title or None, "url": hit.item.url or None}
+                typer.echo(json.dumps({"score": round(hit.score, 6), "image_id": hit.image.id, **item}))
             else:
                 typer.echo(f"{hit.score:.3f}  {hit.item.id}  {hit.item.title}")
+        for hint in opened.filter_hints(wanted) if wanted and not found.hits[0] else ():
+            typer.echo(hint, err=True)
 
 
 def _parse_box(text: str | None) -> "Box | None":

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".heif", ".gif", ".bmp"}
+UNSUPPORTED_SUFFIXES = {".tif", ".tiff"}
+"""Of photos that are not read: a re-index rejects them, so that nobody misses them unnoticed."""
 
 
 class ProductFolder(NamedTuple):

@@ -11,7 +11,7 @@ from index._util.validation import explain_errors
 from index.embedding.images import DEFAULT_LIMITS, ImageLimits
 from index.errors import LookalikeError
 from index.ingest.attribute_types import AttributeTypes
-from index.ingest.folders import ProductFolder, product_folders
+from index.ingest.folders import UNSUPPORTED_SUFFIXES, ProductFolder, product_folders
 from index.ingest.places import (
     OWN_FOLDER,
     AllowedPlaces,
@@ -254,7 +254,9 @@ def _folder_images(root: Path, folder: ProductFolder) -> list[SourceImage]:
     if folder.error:
         raise folder.error
     item = Item(id=folder.id, title=folder.path.name)
-    return [SourceImage(item, _image_id(photo.name), str(photo), str(root)) for photo in folder.photos]
+    rejects = [file for file in folder.others if file.suffix.lower() in UNSUPPORTED_SUFFIXES]
+    photos = [*folder.photos, *rejects]
+    return [SourceImage(item, _image_id(photo.name), str(photo), str(root)) for photo in photos]
 
 
 def _known_id(value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from index.ingest.places import local_path, url_scheme
 from index.ingest.tables import open_table
-from training.data.dataset import Box, DataSet, Photo, data_from_lists, drop_missing, split_by_class
+from training.data.dataset import Box, DataSet, Photo, count_noun, data_from_lists, drop_missing, split_by_class
 from training.errors import TrainingError
 
 _REQUIRED = ("label", "path")
@@ -22,6 +22,7 @@ _BOX = ("x_1", "y_1", "x_2", "y_2")
 _KNOWN = (*_REQUIRED, "split", "is_query", "is_gallery", *_BOX)
 _TEST_SPLITS = ("validation", "test")
 _EMPTY = ("", "none", "nan", "null")
+_EXAMPLES = 3
 
 _IMAGES = "images"
 """Key of the specification for the folder that image paths are relative to."""
@@ -60,24 +61,32 @@ def _parse_spec(spec: Path) -> _TableSpec:
 def load_table(spec: Path) -> DataSet:
     """Reads a CSV, Parquet or JSON-lines table; without a `split` column a third of the classes is held out."""
     table = _parse_spec(spec)
-    file, photos = table.file, _read_rows(table)
+    file = table.file
+    photos, left_out = _read_rows(table)
     splits = {split for split, _ in photos}
     if splits == {None}:
-        return split_by_class(file.stem, *drop_missing(file.stem, [photo for _, photo in photos]))
+        found, missing = drop_missing(file.stem, [photo for _, photo in photos])
+        return split_by_class(file.stem, found, (*left_out, *missing))
     train = [photo for split, photo in photos if split == "train"]
     both = "split has validation and test rows: all of them are measured, and none chooses the epoch."
-    remarks = [both] if splits.issuperset(_TEST_SPLITS) else []
+    remarks = [*left_out, *([both] if splits.issuperset(_TEST_SPLITS) else [])]
     return data_from_lists(file.stem, train, [photo for split, photo in photos if split != "train"], remarks)
 
 
 def read_table(spec: Path) -> tuple[tuple[Photo, ...], tuple[str, ...]]:
-    """Returns all photos of a table whatever their split, and remarks on missing files."""
+    """Returns all photos of a table whatever their split, and remarks on bad rows and missing files."""
     table = _parse_spec(spec)
-    return drop_missing(table.file.stem, [photo for _, photo in _read_rows(table)])
+    photos, left_out = _read_rows(table)
+    found, missing = drop_missing(table.file.stem, [photo for _, photo in photos])
+    return found, (*left_out, *missing)
 
 
-def _read_rows(spec: _TableSpec) -> list[tuple[str | None, Photo]]:
-    """Returns the split and the photo of each image; the splits are None without such a column."""
+def _read_rows(spec: _TableSpec) -> tuple[list[tuple[str | None, Photo]], tuple[str, ...]]:
+    """Returns the split and the photo of each image, and a remark on bad rows.
+
+    The splits are None without such a column. A row without a product or photo is left out, as `reindex` does; a wrong
+    split or box changes what is measured, so it is an error.
+    """
     file = spec.file
     if not file.is_file():
         raise TrainingError(f"No table at {file}.", f"Name a CSV or Parquet file with columns {', '.join(_KNOWN)}.")
@@ -86,17 +95,41 @@ def _read_rows(spec: _TableSpec) -> list[tuple[str | None, Photo]]:
     columns = list(dict.fromkeys(table.columns or (column for row in rows for column in row.values)))
     named = _find_columns(spec, columns)
     photos: list[tuple[str | None, Photo]] = []
+    bad: list[str] = []
     for row in rows:
         values = {name: row.values[column] for name, column in named.items() if column in row.values}
         try:
-            if row.problem:
-                raise ValueError(row.problem)
+            if problem := row.problem or _find_gap(values, named):
+                bad.append(f"{row.where} ({problem})")
+                continue
             photos += [(split if "split" in named else None, photo) for split, photo in _photos(values, spec.folder)]
         except ValueError as error:
             raise TrainingError(f"{file}, {row.where}: {error}.", "Correct the row.") from None
     if not rows:
         raise TrainingError(f"{file} has no rows.", "Give one row per photo.")
-    return photos
+    if not photos:
+        raise TrainingError(f"{file} has no usable row, such as {bad[0]}.", "Correct the rows.")
+    return photos, (_describe_bad(file, bad),) if bad else ()
+
+
+def _find_gap(values: dict[str, Any], named: dict[str, str]) -> str | None:
+    """Returns what a row lacks: its product, or one of its photos."""
+    paths = values.get("path")
+    given = {"label": [values.get("label")], "path": (paths or [None]) if isinstance(paths, list) else [paths]}
+    for name in _REQUIRED:
+        if any(_is_empty(value, name) for value in given[name]):
+            return f"no value for {named[name]!r}"
+    return None
+
+
+def _is_empty(value: Any, name: str) -> bool:
+    text = "" if value is None else str(value).strip()
+    return text.lower() in _EMPTY if name == "label" else not text
+
+
+def _describe_bad(file: Path, bad: list[str]) -> str:
+    more = f" and {len(bad) - _EXAMPLES:,} more" if len(bad) > _EXAMPLES else ""
+    return f"{count_noun(len(bad), 'row is', 'rows are')} left out of {file.name}: {', '.join(bad[:_EXAMPLES])}{more}."
 
 
 def _find_columns(spec: _TableSpec, columns: list[str]) -> dict[str, str]:
@@ -129,9 +162,7 @@ def _photos(values: dict[str, Any], folder: Path) -> list[tuple[str, Photo]]:
 
 
 def _photo(row: Row, folder: Path, path: str, box: Box | None) -> Photo:
-    label = row.get("label", "")
-    if label.lower() in _EMPTY or not path:
-        raise ValueError("a row needs a label and a path")
+    label = row["label"]
     if url_scheme(path):
         raise ValueError(f"{path[:200]} is an address; training reads files: download the photos, and name their paths")
     photo = Photo(folder / local_path(path), label, box)

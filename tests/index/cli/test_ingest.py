@@ -41,6 +41,10 @@ def test_a_search_takes_a_filter_a_part_of_the_photo_and_prints_json(tmp_path: P
     ]
     assert [hit["id"] for hit in hits] == ["ball-blue", "ball-red"]
     assert hits[0]["attributes"]["colour"] == "blue" and 0 < hits[0]["score"] <= 1
+    assert hits[0]["url"] is None, "as in the API"
+    misspelt = search("--filter", '{"color": "red"}')
+    assert (misspelt.exit_code, misspelt.stdout) == (0, "")
+    assert "No searchable item has the attribute 'color'" in misspelt.stderr
     assert search("--box", "0,0,0.1,0.1").output != search("--box", "0,0,1,1").output
     assert search("--box", "0,0,1,1").output.split()[1] == "ball-blue"
     for options in (("--box", "1,2"), ("--box", "0.5,0,0.5,1"), ("--filter", "{"), ("--gallery", "other")):

@@ -103,7 +103,6 @@ def test_missing_columns_are_reported_with_the_existing_ones(tmp_path: Path) -> 
         ({"split": "validation", "is_query": "maybe", "is_gallery": 1}, "is_query is 'maybe'"),
         ({"x_1": 5, "x_2": 4, "y_1": 0, "y_2": 9}, "box 5, 0, 4, 9 must have"),
         ({"x_1": 5, "x_2": 6}, "not four numbers"),
-        ({"label": ""}, "needs a label and a path"),
     ],
 )
 def test_an_invalid_row_is_reported_with_its_line(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
@@ -111,10 +110,37 @@ def test_an_invalid_row_is_reported_with_its_line(tmp_path: Path, change: dict[s
         load_data(f"table:{write_table(tmp_path, [*ROWS, ROWS[0] | change])}")
 
 
-def test_a_short_row_and_an_empty_table_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("lines", "remark"),
+    [
+        (",a0.jpg,train,,,,,,\n", "1 row is left out of shop.csv: line 7 (no value for 'label')."),
+        ("0,,train,,,,,,\n", "1 row is left out of shop.csv: line 7 (no value for 'path')."),
+        ("0,a0.jpg\n", "1 row is left out of shop.csv: line 7 (2 fields under 9 columns)."),
+        ("0,a0.jpg\n" * 4, "4 rows are left out of shop.csv: line 7 (2 fields under 9 columns), "),
+    ],
+)
+def test_a_row_without_a_product_or_a_photo_is_left_out_with_a_remark(tmp_path: Path, lines: str, remark: str) -> None:
+    expected = load_data(f"table:{write_table(tmp_path, ROWS)}")
+    table = tmp_path / "shop.csv"
+    table.write_text(table.read_text() + lines)
+    data = load_data(f"table:{table}")
+    assert (data.train, data.test) == (expected.train, expected.test)
+    assert next(text for text in data.remarks if text not in expected.remarks).startswith(remark)
+
+
+def test_a_catalogue_whose_last_row_has_no_id_is_read(tmp_path: Path) -> None:
+    rows = [{"item_id": label, "image": f"{label}{number}.jpg"} for label in "abcdef" for number in range(2)]
+    table = write_table(tmp_path, [{"path": row["image"]} | row for row in rows], ("item_id", "image"))
+    table.write_text(table.read_text() + ",a0.jpg\n")
+    photos, remarks = read_table(table)
+    assert len(photos) == len(rows)
+    assert remarks == ("1 row is left out of shop.csv: line 14 (no value for 'item_id').",)
+
+
+def test_a_table_without_a_usable_row_is_refused(tmp_path: Path) -> None:
     table = write_table(tmp_path, ROWS)
-    table.write_text(table.read_text() + "0,a0.jpg\n")
-    with pytest.raises(TrainingError, match="line 7: 2 fields under 9 columns"):
+    table.write_text("label,path\n,a.jpg\n")
+    with pytest.raises(TrainingError, match=r"no usable row, such as line 2 \(no value for 'label'\)"):
         load_data(f"table:{table}")
     table.write_text("label,path\n")
     with pytest.raises(TrainingError, match="no rows"):
