@@ -7,7 +7,7 @@ from pydantic import Field
 from index._util.models import Frozen
 
 IndexKind = Literal["exact", "hnsw", "ivf"]
-"""A flat index, an HNSW graph, or an inverted file (IVF) with RaBitQ codes."""
+"""A flat index, an HNSW graph, or an inverted file (IVF) with RaBitQ codes in the layout of fast scans."""
 
 
 class FaissSettings(Frozen):
@@ -28,6 +28,9 @@ class FaissSettings(Frozen):
         default=(8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
         description="values of nprobe to measure, from fast to accurate",
     )
+    lists_per_root: float = Field(default=2.0, description="inverted lists per square root of the number of vectors")
+    training_vectors: int = Field(default=40, description="vectors per inverted list that train their centres")
+    quantizer_effort: float = Field(default=2.0, description="efSearch per list to read, of the graph that finds lists")
     held_out: int = Field(default=256, description="vectors held out of a build as queries that measure its recall")
     filtered_target: float = Field(
         default=0.995,
