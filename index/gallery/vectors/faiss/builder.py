@@ -118,6 +118,7 @@ def _empty_lists(vectors: Vectors, settings: FaissSettings) -> Index:
     index = library.index_factory(
         dimension, f"IVF{lists}_HNSW{settings.graph_links},RaBitQfs", library.METRIC_INNER_PRODUCT
     )
+    index.cp.niter = settings.training_rounds
     sample = np.random.default_rng(0).choice(count, min(count, settings.training_vectors * lists), replace=False)
     index.train(vectors[np.sort(sample)].astype(np.float32))
     return index

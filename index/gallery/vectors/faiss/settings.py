@@ -30,6 +30,7 @@ class FaissSettings(Frozen):
     )
     lists_per_root: float = Field(default=2.0, description="inverted lists per square root of the number of vectors")
     training_vectors: int = Field(default=40, description="vectors per inverted list that train their centres")
+    training_rounds: int = Field(default=6, description="iterations of k-means that find the centres of the lists")
     quantizer_effort: float = Field(default=2.0, description="efSearch per list to read, of the graph that finds lists")
     held_out: int = Field(default=256, description="vectors held out of a build as queries that measure its recall")
     filtered_target: float = Field(
@@ -49,7 +50,7 @@ class FaissSettings(Frozen):
         " levels often ends in the wrong cluster: at equal effort ten times as many queries found no near vector",
     )
     reranked_per_list: int = Field(
-        default=5,
+        default=10,
         description="candidates per inverted list that are re-ranked with the full vector",
     )
     near_factor: int = Field(
