@@ -114,7 +114,7 @@ def _empty_lists(vectors: Vectors, settings: FaissSettings) -> Index:
     """Returns empty inverted lists, trained with a sample of the vectors; a graph finds the lists to read."""
     library = faiss()
     count, dimension = vectors.shape
-    lists = max(1, min(int(settings.lists_per_root * count**0.5), count // settings.training_vectors))
+    lists = settings.choose_lists(count)
     index = library.index_factory(
         dimension, f"IVF{lists}_HNSW{settings.graph_links},RaBitQfs", library.METRIC_INNER_PRODUCT
     )

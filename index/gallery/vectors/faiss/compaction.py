@@ -1,6 +1,7 @@
 """Builds the next generation of a bundle from the store, by extending the last one where that is possible."""
 
 import os
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,6 +98,8 @@ def _base(generation: Generation, manifest: Manifest, records: Records, settings
     dead = int(np.count_nonzero(keys == DEAD))
     if not _is_suitable(manifest.plan, len(records.keys), len(keys), dead, settings):
         return None
+    if settings.choose_lists(len(records.keys)) > settings.max_list_growth**0.5 * (generation.searcher.lists or inf):
+        return None  # the lists have become too long
     return _Base(generation, manifest.plan, keys)
 
 

@@ -107,6 +107,11 @@ class Searcher:
             self._entry_positions = np.linspace(0, self.count - 1, candidates).astype(np.int32)
             self._entry_index = exact_index(stored_vectors(self.storage)[self._entry_positions])
 
+    @property
+    def lists(self) -> int:
+        """The number of inverted lists; 0 for other kinds."""
+        return int(lists_of(self._index).nlist) if self.plan.kind == "ivf" else 0
+
     def search(
         self, queries: Queries, count: int, allowed: AllowList | None = None, *, filtered: bool = False
     ) -> Results:
