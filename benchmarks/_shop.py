@@ -85,17 +85,23 @@ class Case(NamedTuple):
     truth: Rows
 
 
-def synthetic_shop(count: int, size: int) -> Shop:
+def synthetic_shop(count: int, size: int, file: Path | None = None) -> Shop:
     """Departments, clusters, products and their photos, each around the centre of the one before.
 
     Clusters and departments are of uneven size; later dimensions vary less, as those of trained embeddings do.
+    With a file the vectors are a memory map of it, as they may exceed the memory.
     """
     rng = np.random.default_rng(0)
     spectrum = np.arange(1, size + 1, dtype=np.float32) ** -0.35
     spectrum /= np.linalg.norm(spectrum)
 
     def around(centres: Queries, owners: Rows, spread: float) -> Queries:
-        return centres[owners] + spread * spectrum * rng.standard_normal((len(owners), size), np.float32)
+        points = np.empty((len(owners), size), np.float32)
+        for start in range(0, len(owners), BLOCK):
+            part = owners[start : start + BLOCK]
+            noise = rng.standard_normal((len(part), size), np.float32)
+            points[start : start + BLOCK] = centres[part] + spread * spectrum * noise
+        return points
 
     departments = around(np.zeros((1, size), np.float32), np.zeros(DEPARTMENTS, np.int64), 1.0)
     centres = around(departments, np.arange(CLUSTERS) * DEPARTMENTS // CLUSTERS, 0.8)
@@ -103,10 +109,16 @@ def synthetic_shop(count: int, size: int) -> Shop:
     cluster_of = rng.choice(CLUSTERS, count // PHOTOS_PER_PRODUCT, p=popularity / popularity.sum())
     products = around(centres, cluster_of, 0.6)
     product_of = rng.integers(len(products), size=count)
-    vectors = np.empty((count, size), np.float16)
+    vectors = np.empty((count, size), np.float16) if file is None else create_matrix(file, count, size)
     for start in range(0, count, BLOCK):
         vectors[start : start + BLOCK] = _unit(around(products, product_of[start : start + BLOCK], 0.5))
     return Shop(vectors, cluster_of[product_of], rng.integers(BUCKETS, size=count), "synthetic")
+
+
+def create_matrix(file: Path, count: int, size: int) -> Vectors:
+    """Creates a .npy file of half-precision vectors and maps it for writing."""
+    vectors: Vectors = np.lib.format.open_memmap(file, "w+", np.float16, (count, size))
+    return vectors
 
 
 def embedded_shop(file: Path, count: int) -> Shop:

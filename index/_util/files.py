@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from xxhash import xxh3_128, xxh3_128_hexdigest
+
 from index._util.system import usable_cores
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -202,14 +204,22 @@ def file_digest(path: Path) -> str:
 
 
 def chunked_digest(path: Path, chunk_bytes: int = 1 << 24) -> str:
-    """Returns the SHA-256 digest of the digests of the file's chunks (16 MiB), which all cores compute in parallel."""
+    """Returns the XXH3 digest of the digests of the file's chunks (16 MiB), which all cores compute in parallel.
+
+    It finds damage, not forgery, and takes a third of the time of SHA-256: a large file is checked whenever it is opened.
+    """
     starts = range(0, max(path.stat().st_size, 1), chunk_bytes)
     with ThreadPoolExecutor(usable_cores()) as pool:
         digests = pool.map(partial(_chunk_digest, path, chunk_bytes), starts)
-        return hashlib.sha256(b"".join(digests)).hexdigest()
+        return xxh3_128_hexdigest(b"".join(digests))
 
 
 def _chunk_digest(path: Path, chunk_bytes: int, start: int) -> bytes:
-    with path.open("rb") as file:
+    digest, left = xxh3_128(), chunk_bytes
+    buffer = memoryview(bytearray(min(chunk_bytes, 1 << 20)))  # fits the caches of a core
+    with path.open("rb", buffering=0) as file:
         file.seek(start)
-        return hashlib.sha256(file.read(chunk_bytes)).digest()
+        while left and (size := file.readinto(buffer[:left])):
+            digest.update(buffer[:size])
+            left -= size
+    return digest.digest()

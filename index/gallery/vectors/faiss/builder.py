@@ -3,6 +3,8 @@
 import logging
 import math
 from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +23,9 @@ from index.gallery.vectors.faiss.searcher import (
     Vectors,
     append,
     empty_storage,
+    lists_of,
     storage_of,
+    store_vectors,
     stored_vectors,
     thread_limit,
 )
@@ -53,18 +57,22 @@ def build(
     kind: IndexKind | None = None,
     settings: FaissSettings | None = None,
     threads: int | None = None,
+    scratch: Path | None = None,
     on_progress: Progress = lambda done, total: None,
 ) -> BuildResult:
     """Builds an index of vectors, which may be a memory map, and measures its plan.
 
-    The number of vectors decides the kind by default.
+    The number of vectors decides the kind by default. Inverted lists keep the vectors that re-rank in the scratch file,
+    which must exist until the index was written: they may exceed the memory, in which they are without it.
     """
     settings = settings or defaults.DEFAULT
     kind = kind or settings.choose_kind(len(vectors))
     effort = settings.efforts(kind)[0]
     plan = Plan(kind=kind, effort=effort, filtered_effort=effort, growth=0.0, recall=1.0, target=target, queries=0)
     with thread_limit(threads):
-        return _add(_empty_index(kind, vectors, settings), plan, vectors, settings, on_progress)
+        if kind == "ivf":
+            return _add_to_lists(_empty_lists(vectors, settings), None, plan, vectors, settings, scratch, on_progress)
+        return _add(_empty_index(kind, vectors.shape[1], settings), plan, vectors, settings, on_progress)
 
 
 def extend(
@@ -74,35 +82,46 @@ def extend(
     *,
     settings: FaissSettings | None = None,
     threads: int | None = None,
+    scratch: Path | None = None,
     on_progress: Progress = lambda done, total: None,
 ) -> BuildResult:
-    """Adds vectors to an index that was read into memory, and measures with some of them whether its plan still holds.
+    """Adds vectors to an index that was read for it, and measures with some of them whether its plan still holds.
 
-    Old positions stay; position `old count + p` holds row order[p] of the new vectors.
+    Old positions stay; position `old count + p` holds row order[p] of the new vectors. `scratch` as for `build`.
     """
+    if plan.kind == "ivf":
+        base, old = lists_of(index), stored_vectors(storage_of(index))
+        with thread_limit(threads):
+            return _add_to_lists(base, old, plan, vectors, settings or defaults.DEFAULT, scratch, on_progress)
     if not storage_of(index).codes.is_owned:  # FAISS would abort the process
         raise IndexFileError("A memory-mapped index cannot be extended.", "Read it with read_index.")
     with thread_limit(threads):
         return _add(index, plan, vectors, settings or defaults.DEFAULT, on_progress)
 
 
-def _empty_index(kind: IndexKind, vectors: Vectors, settings: FaissSettings) -> Index:
-    """Returns an empty index of a kind; inverted lists are trained with a sample of the vectors."""
+def _empty_index(kind: IndexKind, dimension: int, settings: FaissSettings) -> Index:
     library = faiss()
-    count, dimension = vectors.shape
     if kind == "exact":
         return empty_storage(dimension)
-    if kind == "hnsw":
-        index = library.IndexHNSWSQ(
-            dimension, library.ScalarQuantizer.QT_fp16, settings.graph_links, library.METRIC_INNER_PRODUCT
-        )
-        index.hnsw.efConstruction = settings.construction_effort
-        return index
-    lists = max(1, min(int(4 * count**0.5), count // 40))
-    base = library.index_factory(dimension, f"IVF{lists},RaBitQ", library.METRIC_INNER_PRODUCT)
-    sample = np.random.default_rng(0).choice(count, min(count, 40 * lists), replace=False)
-    base.train(vectors[np.sort(sample)].astype(np.float32))
-    return library.IndexRefine(base, empty_storage(dimension))
+    index = library.IndexHNSWSQ(
+        dimension, library.ScalarQuantizer.QT_fp16, settings.graph_links, library.METRIC_INNER_PRODUCT
+    )
+    index.hnsw.efConstruction = settings.construction_effort
+    return index
+
+
+def _empty_lists(vectors: Vectors, settings: FaissSettings) -> Index:
+    """Returns empty inverted lists, trained with a sample of the vectors; a graph finds the lists to read."""
+    library = faiss()
+    count, dimension = vectors.shape
+    lists = settings.choose_lists(count)
+    index = library.index_factory(
+        dimension, f"IVF{lists}_HNSW{settings.graph_links},RaBitQfs", library.METRIC_INNER_PRODUCT
+    )
+    index.cp.niter = settings.training_rounds
+    sample = np.random.default_rng(0).choice(count, min(count, settings.training_vectors * lists), replace=False)
+    index.train(vectors[np.sort(sample)].astype(np.float32))
+    return index
 
 
 def _add(index: Index, plan: Plan, vectors: Vectors, settings: FaissSettings, on_progress: Progress) -> BuildResult:
@@ -113,8 +132,7 @@ def _add(index: Index, plan: Plan, vectors: Vectors, settings: FaissSettings, on
         append(index, vectors, settings.chunk_rows)
         on_progress(count, count)
         return BuildResult(index, plan, rows)
-    size = min(settings.held_out, count // 2) if count >= _MIN_MEASURABLE else 0
-    held_out = np.sort(np.random.default_rng(0).choice(count, size, replace=False))
+    held_out = _choose_queries(count, settings)
     rest = np.delete(rows, held_out)
     is_duplicate = _find_duplicates(vectors, settings.chunk_rows)[rest]
     order = np.concatenate((rest[~is_duplicate], rest[is_duplicate], held_out))
@@ -126,11 +144,53 @@ def _add(index: Index, plan: Plan, vectors: Vectors, settings: FaissSettings, on
             done += len(chunk)
             on_progress(done, count)
     queries = vectors[held_out].astype(np.float32)
-    if size:
+    if len(queries):
         plan = _measure_plan(Searcher(index, plan, settings), queries)
         index.add(queries)
     on_progress(count, count)
     return BuildResult(index, plan, order)
+
+
+def _add_to_lists(
+    lists: Index,
+    old: Vectors | None,
+    plan: Plan,
+    vectors: Vectors,
+    settings: FaissSettings,
+    scratch: Path | None,
+    on_progress: Progress,
+) -> BuildResult:
+    """Adds the vectors to inverted lists with the old ones, those last that have measured the plan as queries."""
+    library = faiss()
+    count = len(vectors)
+    held_out = _choose_queries(count, settings)
+    order = np.concatenate((np.delete(np.arange(count), held_out), held_out))
+    rest = count - len(held_out)
+    parts = () if old is None else (old,)
+    storage = store_vectors(chain(parts, _chunks(vectors, order, settings)), scratch)
+    for start in range(0, rest, settings.chunk_rows):
+        lists.add(vectors[order[start : min(start + settings.chunk_rows, rest)]].astype(np.float32))
+        on_progress(min(start + settings.chunk_rows, rest), count)
+    total, storage.ntotal = storage.ntotal, lists.ntotal  # until the plan is measured, without the queries
+    index = library.IndexRefine(lists, storage)
+    queries = vectors[held_out].astype(np.float32)
+    if len(queries):
+        plan = _measure_plan(Searcher(index, plan, settings), queries)
+        lists.add(queries)
+    storage.ntotal = index.ntotal = total
+    on_progress(count, count)
+    return BuildResult(index, plan, order)
+
+
+def _chunks(vectors: Vectors, order: NDArray[np.int64], settings: FaissSettings) -> Iterator[Vectors]:
+    for start in range(0, len(order), settings.chunk_rows):
+        yield vectors[order[start : start + settings.chunk_rows]]
+
+
+def _choose_queries(count: int, settings: FaissSettings) -> NDArray[np.int64]:
+    """Returns the rows of the vectors that a build holds out."""
+    size = min(settings.held_out, count // 2) if count >= _MIN_MEASURABLE else 0
+    return np.sort(np.random.default_rng(0).choice(count, size, replace=False))
 
 
 def _find_duplicates(vectors: Vectors, chunk_rows: int) -> NDArray[np.bool_]:

@@ -1,6 +1,7 @@
 """Builds the next generation of a bundle from the store, by extending the last one where that is possible."""
 
 import os
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from index.gallery.vectors.faiss.generation import (
     read_records,
     write_generation,
 )
-from index.gallery.vectors.faiss.searcher import Plan, read_index
+from index.gallery.vectors.faiss.searcher import Plan, open_index, read_index
 from index.gallery.vectors.faiss.settings import FaissSettings
 
 
@@ -47,7 +48,7 @@ def build_generation(
 
     Returns its name, that of the last one when nothing changed, or None for a bundle without images.
     """
-    with temporary_file(root / "vectors") as scratch:
+    with temporary_file(root / "vectors") as scratch, temporary_file(root / "storage") as storage:
         with store.open_reader() as reader:
             bundle = reader.bundle(bundle.id) or bundle
             last = None if rebuild else _open_last(root, bundle)
@@ -61,7 +62,7 @@ def build_generation(
             reader.vectors(bundle.key, since, vectors)
         name = None
         if len(records.keys):
-            name = _write(root, bundle, records, base, fresh, vectors, settings, on_progress)
+            name = _write(root, bundle, records, base, fresh, vectors, settings, storage, on_progress)
     if len(records.keys) and name is None:
         # Until that is done, searches continue with the last generation and its delta.
         return build_generation(root, store, bundle, settings, True, on_progress)
@@ -97,6 +98,8 @@ def _base(generation: Generation, manifest: Manifest, records: Records, settings
     dead = int(np.count_nonzero(keys == DEAD))
     if not _is_suitable(manifest.plan, len(records.keys), len(keys), dead, settings):
         return None
+    if settings.choose_lists(len(records.keys)) > settings.max_list_growth**0.5 * (generation.searcher.lists or inf):
+        return None  # the lists have become too long
     return _Base(generation, manifest.plan, keys)
 
 
@@ -117,6 +120,7 @@ def _write(
     fresh: NDArray[np.int64],
     vectors: NDArray[np.float16],
     settings: FaissSettings,
+    scratch: Path,
     on_progress: Progress,
 ) -> str | None:
     """Returns the name of what was written; None when the base should not be extended after all.
@@ -126,14 +130,15 @@ def _write(
     """
     target = settings.recall_target
     if base:
-        index = read_index(root / str(bundle.index_name) / INDEX_FILE)
+        path = root / str(bundle.index_name) / INDEX_FILE
+        index = open_index(path) if base.plan.kind == "ivf" else read_index(path)
         plan = base.plan.model_copy(update={"target": target})
-        built = builder.extend(index, plan, vectors, settings=settings, on_progress=on_progress)
+        built = builder.extend(index, plan, vectors, settings=settings, scratch=scratch, on_progress=on_progress)
         if built.plan.scans and not plan.scans:
             return None
         keys = np.concatenate((base.keys, fresh[built.order]))
     else:
-        built = builder.build(vectors, target=target, settings=settings, on_progress=on_progress)
+        built = builder.build(vectors, target=target, settings=settings, scratch=scratch, on_progress=on_progress)
         keys = fresh[built.order]
     name = _unused_name(root, f"{records.revision:012d}-{bundle.id}", bundle.index_name)
     write_generation(

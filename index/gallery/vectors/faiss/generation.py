@@ -42,7 +42,7 @@ DEAD = -1
 class Manifest(Frozen):
     """`manifest.json`: what the other files of a generation hold."""
 
-    schema_version: Literal[5] = 5
+    schema_version: Literal[6] = 6
     name: str
     bundle_id: str
     revision: int = Field(description="the store's revision that it reflects")

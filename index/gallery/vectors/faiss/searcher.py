@@ -6,7 +6,8 @@ The effort of a search was measured by the build (`builder`).
 """
 
 import os
-from collections.abc import Iterator
+import struct
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -106,6 +107,11 @@ class Searcher:
             self._entry_positions = np.linspace(0, self.count - 1, candidates).astype(np.int32)
             self._entry_index = exact_index(stored_vectors(self.storage)[self._entry_positions])
 
+    @property
+    def lists(self) -> int:
+        """The number of inverted lists; 0 for other kinds."""
+        return int(lists_of(self._index).nlist) if self.plan.kind == "ivf" else 0
+
     def search(
         self, queries: Queries, count: int, allowed: AllowList | None = None, *, filtered: bool = False
     ) -> Results:
@@ -133,7 +139,8 @@ class Searcher:
         """Searches the graph or the inverted lists with a given effort instead of the plan's."""
         if self.plan.kind == "ivf":
             refined = max(1.0, self.settings.reranked_per_list * effort / count)
-            return _search_with(self._index, queries, count, _list_parameters(refined, effort))
+            parameters = _list_parameters(refined, effort, self.settings.quantizer_effort)
+            return _search_with(self._index, queries, count, parameters)
         library = faiss()
         similarities, nearest = self._entry_index.search(
             queries, min(self.settings.entry_points, len(self._entry_positions))
@@ -238,6 +245,37 @@ def storage_of(index: Index) -> Index:
     return index
 
 
+def lists_of(index: Index) -> Index:
+    """Returns the inverted lists of an index without the vectors that re-rank. They are in memory in any case."""
+    lists = faiss().downcast_index(index.base_index)
+    lists.referenced_objects = [index]  # it owns them
+    return lists
+
+
+def store_vectors(parts: Iterable[Vectors], path: Path | None) -> Index:
+    """Returns an exact index of all vectors in the parts; with a path it is a memory map of a new file.
+
+    FAISS writes an index only from memory, so this writes the format of `IndexScalarQuantizer`: its header has the
+    number of vectors in bytes 8 to 16, and ends with the number of bytes that follow.
+    """
+    if path is None:
+        vectors = np.concatenate(list(parts))
+        return exact_index(vectors)
+    size = struct.Struct("<Q")
+    with path.open("wb") as file:
+        header, count = b"", 0
+        for vectors in parts:
+            if not header:
+                header = faiss().serialize_index(empty_storage(vectors.shape[1])).tobytes()
+                file.write(header)
+            file.write(np.ascontiguousarray(vectors).data)
+            count += len(vectors)
+        for offset, number in ((8, count), (len(header) - size.size, file.tell() - len(header))):
+            file.seek(offset)
+            file.write(size.pack(number))
+    return open_index(path)
+
+
 def write_index(index: Index, path: Path) -> None:
     """Writes an index to a file atomically."""
     library = faiss()
@@ -286,9 +324,10 @@ def _graph_parameters(effort: int) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _list_parameters(refined: float, effort: int) -> Any:
+def _list_parameters(refined: float, effort: int, quantizer_effort: float) -> Any:
     library = faiss()
-    lists = library.IVFRaBitQSearchParameters(nprobe=effort)
+    nearest = library.SearchParametersHNSW(efSearch=int(quantizer_effort * effort))
+    lists = library.IVFRaBitQSearchParameters(nprobe=effort, quantizer_params=nearest)
     return library.IndexRefineSearchParameters(k_factor=refined, base_index_params=lists)
 
 

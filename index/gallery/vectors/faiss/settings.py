@@ -7,7 +7,7 @@ from pydantic import Field
 from index._util.models import Frozen
 
 IndexKind = Literal["exact", "hnsw", "ivf"]
-"""A flat index, an HNSW graph, or an inverted file (IVF) with RaBitQ codes."""
+"""A flat index, an HNSW graph, or an inverted file (IVF) with RaBitQ codes in the layout of fast scans."""
 
 
 class FaissSettings(Frozen):
@@ -16,7 +16,9 @@ class FaissSettings(Frozen):
     recall_target: float = Field(default=0.98, description="recall@10 that a build aims at")
     exact_up_to: int = Field(default=20_000, description="vectors up to which an exhaustive search is fast enough")
     hnsw_up_to: int = Field(
-        default=4_000_000, description="vectors up to which a graph is built; beyond, its build takes hours"
+        default=1_000_000,
+        description="vectors up to which a graph is built; beyond, inverted lists are built in a fifth of the time, and"
+        " their vectors need not fit into memory meanwhile",
     )
     graph_links: int = Field(default=32, description="HNSW's M")
     construction_effort: int = Field(default=128, description="HNSW's efConstruction")
@@ -27,6 +29,13 @@ class FaissSettings(Frozen):
     list_efforts: tuple[int, ...] = Field(
         default=(8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024),
         description="values of nprobe to measure, from fast to accurate",
+    )
+    lists_per_root: float = Field(default=2.0, description="inverted lists per square root of the number of vectors")
+    training_vectors: int = Field(default=40, description="vectors per inverted list that train their centres")
+    training_rounds: int = Field(default=6, description="iterations of k-means that find the centres of the lists")
+    quantizer_effort: float = Field(default=2.0, description="efSearch per list to read, of the graph that finds lists")
+    max_list_growth: float = Field(
+        default=4.0, description="times the vectors that inverted lists were trained for, beyond which they are rebuilt"
     )
     held_out: int = Field(default=256, description="vectors held out of a build as queries that measure its recall")
     filtered_target: float = Field(
@@ -46,7 +55,7 @@ class FaissSettings(Frozen):
         " levels often ends in the wrong cluster: at equal effort ten times as many queries found no near vector",
     )
     reranked_per_list: int = Field(
-        default=5,
+        default=10,
         description="candidates per inverted list that are re-ranked with the full vector",
     )
     near_factor: int = Field(
@@ -87,6 +96,10 @@ class FaissSettings(Frozen):
     def choose_kind(self, count: int) -> IndexKind:
         """Returns the kind of index for a number of vectors."""
         return "exact" if count <= self.exact_up_to else "hnsw" if count <= self.hnsw_up_to else "ivf"
+
+    def choose_lists(self, count: int) -> int:
+        """Returns the number of inverted lists for a number of vectors."""
+        return max(1, min(int(self.lists_per_root * count**0.5), count // self.training_vectors))
 
     def is_compaction_due(self, images: int, pending: int) -> bool:
         """Returns whether searches would gain from a compaction."""

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from index.gallery.vectors.faiss.builder import build, extend
-from index.gallery.vectors.faiss.searcher import SCAN, AllowList, Searcher, storage_of, stored_vectors
+from index.gallery.vectors.faiss.searcher import (
+    SCAN,
+    AllowList,
+    Searcher,
+    open_index,
+    storage_of,
+    stored_vectors,
+    write_index,
+)
 from index.gallery.vectors.faiss.settings import FaissSettings, IndexKind
 from tests.support.clustered_vectors import (
     CHEAP_STEPS,
@@ -91,6 +99,19 @@ def test_an_extended_index_keeps_its_positions_and_finds_the_new_vectors(kind: I
     _, positions = Searcher(index, extended, CHEAP_STEPS).search(queries, 10)
     assert recall(positions, rows, nearest_rows(queries, shop_vectors()[0], 10)) >= 0.96
     assert np.array_equal(storage_of(index).reconstruct_n(0, COUNT), shop_vectors()[0][rows].astype(np.float32))
+
+
+def test_inverted_lists_are_extended_without_reading_the_vectors_into_memory(tmp_path: Path) -> None:
+    old, new = shop_vectors()[0][:2000], shop_vectors()[0][2000:]
+    index, plan, order = build(old, kind="ivf", scratch=tmp_path / "old")
+    write_index(index, tmp_path / "index.faiss")
+    mapped = open_index(tmp_path / "index.faiss")
+    index, _, new_order = extend(mapped, plan, new, scratch=tmp_path / "new")
+    assert not storage_of(mapped).codes.is_owned and not storage_of(index).codes.is_owned
+    write_index(index, tmp_path / "index.faiss")
+    reopened = open_index(tmp_path / "index.faiss")
+    found = stored_vectors(storage_of(reopened))
+    assert np.array_equal(found, shop_vectors()[0][np.concatenate((order, 2000 + new_order))])
 
 
 @pytest.mark.parametrize("kind", KINDS)
