@@ -1,5 +1,6 @@
 """One collection of Qdrant, and what is recorded about it in its metadata."""
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from index._util.models import Frozen
-from index.gallery.errors import IndexDamaged
+from index.gallery.errors import IndexDamaged, IndexUnavailable
 from index.gallery.types import Facet
 from index.gallery.vectors.faiss.searcher import EXACT, Searcher, exact_index
 from index.gallery.vectors.qdrant.nodes import Nodes, messages
@@ -52,6 +53,7 @@ class Collection:
         self.name = name
         self._nodes = nodes
         self._settings = settings
+        self._relaxing = threading.Lock()
 
     # The collection itself
 
@@ -75,8 +77,8 @@ class Collection:
             optimizers_config=q.OptimizersConfigDiff(indexing_threshold=0),
             quantization_config=quantization,
             shard_number=settings.shards or (12 if several else 1),
-            replication_factor=settings.replicas or (2 if several else 1),
-            write_consistency_factor=settings.write_consistency,
+            replication_factor=settings.copies(len(self._nodes)),
+            write_consistency_factor=settings.write_copies(len(self._nodes)),
             on_disk_payload=True,
             metadata={_METADATA: q.Value(string_value=state.model_dump_json())},
         )
@@ -132,10 +134,7 @@ class Collection:
             for path, type in fields.items()
         ]
         with ThreadPoolExecutor(self._settings.upload_threads, "index") as pool:
-            for done in [
-                pool.submit(self._nodes.call, "Points", "CreateFieldIndex", request, self._settings.write_timeout)
-                for request in requests
-            ]:
+            for done in [pool.submit(self._write, "CreateFieldIndex", request) for request in requests]:
                 done.result()
 
     # Writes, which return after they were applied
@@ -144,11 +143,33 @@ class Collection:
         q = messages()
         ordering = q.WriteOrdering(type=q.WriteOrderingType.Weak)
         request = q.UpsertPoints(collection_name=self.name, wait=True, points=points, ordering=ordering)
-        self._nodes.call("Points", "Upsert", request, self._settings.write_timeout)
+        self._write("Upsert", request)
 
     def delete(self, keys: Sequence[int]) -> None:
         request = messages().DeletePoints(collection_name=self.name, wait=True, points=_selector(keys))
-        self._nodes.call("Points", "Delete", request, self._settings.write_timeout)
+        self._write("Delete", request)
+
+    def _write(self, method: str, request: Any) -> None:
+        """Sends a write that all copies confirm: else a search could read one that lacks it.
+
+        Where a node has just failed, one confirmation is enough once. Qdrant then leaves the copies out that did not
+        confirm, until they are complete again.
+        """
+        seconds = self._settings.write_timeout
+        try:
+            self._nodes.call("Points", method, request, seconds)
+        except IndexUnavailable:
+            with self._relaxing:
+                self._confirm_by(1)
+                try:
+                    self._nodes.call("Points", method, request, seconds)
+                finally:
+                    self._confirm_by(self._settings.write_copies(len(self._nodes)))
+
+    def _confirm_by(self, copies: int) -> None:
+        q = messages()
+        params = q.CollectionParamsDiff(write_consistency_factor=copies)
+        self._admin("Update", q.UpdateCollection(collection_name=self.name, params=params))
 
     def set_first(self, keys: Sequence[int], value: bool) -> None:
         """Records of some images whether each is the first of its item."""
@@ -159,7 +180,7 @@ class Collection:
             payload={FIRST: q.Value(bool_value=value)},
             points_selector=_selector(keys),
         )
-        self._nodes.call("Points", "SetPayload", request, self._settings.write_timeout)
+        self._write("SetPayload", request)
 
     # Reads
 
