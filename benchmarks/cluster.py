@@ -202,15 +202,14 @@ def _rate_rows(name: str, contenders: Sequence[Ours], raw: RawQdrant, cases: Seq
     recalls = {one.name: measure_recall(one, cases) for one in everyone}
     qps = rates({one.name: search_turn(one, cases) for one in everyone}, len(cases), rounds)
     first, last = contenders[0].name, contenders[-1].name
+    peer = f"{raw.name}, recall {recalls[raw.name]:.4f}"
     return [
         *(
             make_row(f"{name}, recall {recalls[one.name]:.4f}: {one.name}", qps[one.name], first, qps[first], "QPS")
             for one in contenders[1:]
         ),
-        make_row(
-            f"{name}: {last}", qps[last], f"{raw.name}, recall {recalls[raw.name]:.4f}", qps[raw.name], "QPS", at_least=0.8
-        ),
-    ]  # fmt: skip
+        make_row(f"{name}: {last}", qps[last], peer, qps[raw.name], "QPS", at_least=0.8),
+    ]
 
 
 def freshness_rows(
