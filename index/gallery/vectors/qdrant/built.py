@@ -132,15 +132,16 @@ class QdrantSegment:
         """
         limit = count + _RANK_ALLOWANCE + min(_MASK_ALLOWANCE, len(self._index.gone))
         effort = self._effort(limit)
-        pending = list(range(len(queries)))
+        wanted, pending = count, list(range(len(queries)))
         while pending:
             answers = self._index.collection.search(queries[pending], limit, filter=self._condition, effort=effort)
-            near = [self._near_best(points, count) for points in answers]
+            near = [self._near_best(points, wanted) for points in answers]
             found = self._fetch({key for own in near for key in own})
             left, is_short = [], False
             for row, points, own in zip(pending, answers, near, strict=True):
                 ranked = self._rank(queries[row], [key for key in own if key in found], found)
-                is_all = len(points) < limit and not effort
+                # Of the first points some may match only Qdrant's wider filter: then all are compared.
+                is_all = len(points) < limit and not effort and (len(ranked) >= count or wanted >= limit)
                 if is_all or (len(ranked) >= count and (effort or _is_final(ranked, points, count, limit))):
                     yield row, ranked
                 else:
@@ -151,15 +152,12 @@ class QdrantSegment:
             else:
                 limit *= _WIDEN_FACTOR
                 effort = self._effort(limit) if effort else 0
-            pending = left
+            wanted, pending = limit, left
 
     def _near_best(self, points: Neighbours, count: int) -> list[int]:
-        """Returns the points that may be among the first `count`: Qdrant's scores are only nearly exact.
-
-        With a filter all of them, since Qdrant's may be wider.
-        """
+        """Returns the points that may be among the first `count`: Qdrant's scores are only nearly exact."""
         kept = [(key, score) for key, score, _ in points if key not in self._index.gone]
-        if len(kept) <= count or self._filter:
+        if len(kept) <= count:
             return [key for key, _ in kept]
         last = kept[count - 1][1] - 2 * SCORE_ERROR
         return [key for row, (key, score) in enumerate(kept) if row < count or score >= last]
