@@ -1,5 +1,6 @@
 """Fixtures: galleries on every pair of store and vector index."""
 
+import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,8 @@ class OpenEngine(Protocol):
     def __call__(self) -> Gallery: ...
 
 
-CLUSTER_ENGINES = ["sqlite-qdrant"]
+CLUSTER_ENGINES = ["sqlite-qdrant"] if os.environ.get("CLUSTER") else []
+"""Only `make test-cluster` runs the contract tests on these: they take minutes."""
 
 
 @pytest.fixture(scope="session")
