@@ -35,6 +35,7 @@ from service.settings import Settings
 
 log = logging.getLogger(__name__)
 
+_BUILD_POLL_SECONDS = 0.2
 _OVERLAP_SECONDS = 10.0
 """How long images are also embedded with a bundle that was replaced: so long another process may search with it."""
 
@@ -210,6 +211,7 @@ class ActiveModel:
         self._needed = NeededBundles(None, ())
         self._replaced: tuple[str, float] | None = None
         """The bundle that was in use before, and until when other processes may search with it."""
+        self._is_closing = False
         self._looks = 0
         self._seen = 0
         """The number of the look that found what is needed."""
@@ -233,6 +235,7 @@ class ActiveModel:
 
     async def close(self) -> None:
         """Finishes the photos that were accepted and closes all models."""
+        self._is_closing = True
         if self._watcher:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -310,14 +313,12 @@ class ActiveModel:
         active = self._needed.active
         if active is None or (self._model and self._model.bundle.id == active):
             return
-        if active in self._models:
-            self._use(self._models[active])
-        elif self._may_load(active):
+        if self._may_load(active):
             self._start_loading(active)
 
-    def _kept(self) -> set[str]:
+    def _kept(self) -> set[str | None]:
         in_use = [self._model.bundle.id] if self._model else []
-        return {*in_use, *self._needed.prepared}
+        return {*in_use, self._needed.active, *self._needed.prepared}
 
     async def _watch(self) -> None:
         """Follows the gallery while no request does, so that the first request finds the current model."""
@@ -338,7 +339,12 @@ class ActiveModel:
 
     async def _load_or_log(self, bundle_id: str) -> None:
         try:
-            await self._load(bundle_id)
+            if bundle_id not in self._models:
+                await self._load(bundle_id)
+            while self._must_wait_for(bundle_id) and not await anyio.to_thread.run_sync(
+                self._gallery.can_search, bundle_id
+            ):
+                await asyncio.sleep(_BUILD_POLL_SECONDS)
         except Exception as error:  # the first batch of a model may raise undocumented types of ONNX Runtime
             self._retry_at[bundle_id] = monotonic() + self._settings.bundle_retry_seconds
             log.error("the bundle %s cannot be loaded: %s", bundle_id, error)
@@ -349,6 +355,10 @@ class ActiveModel:
                 log.info("new images are also embedded with bundle %s, which a job prepares", bundle_id)
         finally:
             del self._loading[bundle_id]
+
+    def _must_wait_for(self, bundle_id: str) -> bool:
+        """Whether requests are answered with another model until the gallery can search with this one."""
+        return bundle_id == self._needed.active and self._model is not None and not self._is_closing
 
     async def _load(self, bundle_id: str) -> Model:
         return await self._open(await anyio.to_thread.run_sync(self._gallery.load_bundle, bundle_id))

@@ -99,6 +99,9 @@ class Gallery:
         """When it was last asked whether there is news, of those times when the store responded."""
         self._is_unreachable = False
         self._active: str | None = None
+        self._previous: str | None = None
+        self._building: str | None = None
+        """The active bundle, while its index is built on this machine and searches continue with the previous one."""
         self._followers: dict[str, Follower] = {}
         self._rehearsals: dict[str, Follower] = {}
         self._opening: dict[str, threading.Lock] = {}
@@ -175,6 +178,15 @@ class Gallery:
         A prepared bundle has a copy in the gallery; dropping it ends its preparation.
         """
         return needed_bundles(self.jobs, self.active_bundle, self._store.has_bundle)
+
+    def can_search(self, bundle_id: str) -> bool:
+        """Whether searches may change to a bundle that has become active.
+
+        Where each machine builds its own index, one that maintains the gallery continues with the previous bundle until
+        the index is built: without it, each search would compare all vectors.
+        """
+        self.active_bundle()
+        return bundle_id != self._building
 
     def bundles(self) -> list[BundleStats]:
         """Returns every bundle with vectors, its origin and its use, the active one first."""
@@ -480,11 +492,13 @@ class Gallery:
     def _active_view(self) -> View | None:
         """Returns what a search with vectors of the active bundle looks at; None if there is no bundle yet."""
         while True:
-            self.active_bundle()
-            if self._active is None:
+            active = self.active_bundle()
+            if active is None:
                 return None
+            if active == self._building and self._previous in self._followers:
+                active = self._previous
             try:
-                return self._view(self._active)
+                return self._view(active)
             except BundleMismatch:
                 continue  # another bundle was activated in between
 
@@ -559,10 +573,22 @@ class Gallery:
         if not idle:
             self._active_view()
             self._keeping_up_to = news
+        if self._building:
+            self._finish_building(self._building)
         try:
             self._store.checkpoint(idle=idle)
         except StoreError as error:  # such as a full disk: searches and reads continue
             log.warning("%s: %s", self.address, error)
+
+    def _finish_building(self, bundle_id: str) -> None:
+        """Opens the index of a bundle once this machine has built it; asks for the build until then."""
+        bundle = self._store.watch.bundle(bundle_id)
+        if bundle and bundle.index_name is None and self._maintainer:
+            self._maintainer.request()
+            return
+        if bundle:
+            self._newest_view(bundle_id)
+        self._building = None
 
     def _rehearsal_view(self, bundle_id: str) -> View:
         return self._follow(self._rehearsals, bundle_id).view(self._store.watch.news())
@@ -571,8 +597,14 @@ class Gallery:
         """Reads which bundle is active; the previous one stays searchable for requests that started with it."""
         with self._lock:
             head = self._store.watch.head()
-            self._active = head.bundle.id if head.bundle else None
-            kept = {self._active, head.previous.id if head.previous else None}
+            active = head.bundle.id if head.bundle else None
+            self._previous = head.previous.id if head.previous else None
+            if active != self._active:
+                has_index = head.bundle is None or head.bundle.index_name is not None
+                can_wait = self._maintainer is not None and self._previous in self._followers
+                self._building = active if can_wait and not has_index else None
+            self._active = active
+            kept = {self._active, self._previous}
             for name in self._followers.keys() - kept:
                 del self._followers[name]
             self._news = news
