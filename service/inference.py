@@ -289,10 +289,10 @@ class ActiveModel:
         """
         self._looks += 1
         look, opened = self._looks, set(self._models)
-        needed = await anyio.to_thread.run_sync(self._read_needed)
+        needed, can_search = await anyio.to_thread.run_sync(self._read_needed)
         if look > self._seen:  # else a look that began later was faster
             self._seen, self._needed = look, needed
-            self._switch()
+            self._switch(can_search)
             # Not those that were opened since: a write may need them.
             for bundle_id in opened.intersection(self._models).difference(self._kept()):
                 self._close(bundle_id)
@@ -300,20 +300,27 @@ class ActiveModel:
             await asyncio.shield(self._loading[needed.active])
         return needed
 
-    def _read_needed(self) -> NeededBundles:
-        """Reads the needed bundles, and adds one that was just replaced: another process may not know that yet."""
-        needed = self._gallery.needed_bundles()
-        bundle_id, until = self._replaced or ("", 0.0)
-        if monotonic() > until or bundle_id in (needed.active, *needed.prepared):
-            return needed
-        return needed._replace(prepared=(*needed.prepared, *filter(self._gallery.has_bundle, [bundle_id])))
+    def _read_needed(self) -> tuple[NeededBundles, bool]:
+        """Reads the needed bundles, and adds one that was just replaced: another process may not know that yet.
 
-    def _switch(self) -> None:
+        Also returns whether the active one can be searched.
+        """
+        needed = self._gallery.needed_bundles()
+        can_search = needed.active is not None and self._gallery.can_search(needed.active)
+        bundle_id, until = self._replaced or ("", 0.0)
+        if monotonic() <= until and bundle_id not in (needed.active, *needed.prepared):
+            kept = filter(self._gallery.has_bundle, [bundle_id])
+            needed = needed._replace(prepared=(*needed.prepared, *kept))
+        return needed, can_search
+
+    def _switch(self, can_search: bool) -> None:
         """Uses the model of the active bundle, or starts to load it."""
         active = self._needed.active
         if active is None or (self._model and self._model.bundle.id == active):
             return
-        if self._may_load(active):
+        if active in self._models and can_search:
+            self._use(self._models[active])
+        elif self._may_load(active):
             self._start_loading(active)
 
     def _kept(self) -> set[str | None]:
