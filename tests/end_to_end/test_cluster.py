@@ -124,7 +124,7 @@ def check_copy(gallery: str, folder: Path, address: str, bundle: Path) -> None:
             vector = embedder.embed(load_pixels(photo, loaded.preprocessing)[None])
             for filter in (None, {"colour": "red"}):
                 wanted = copy.search(vector, bundle_id=loaded.id, filter=filter and Filter.parse(filter)).hits[0]
-                found = client.search(photo, filter=filter).items if filter else client.search(photo).items
+                found = client.search(photo, limit=10, filter=filter).items
                 assert [hit.id for hit in found] == [hit.item.id for hit in wanted]
                 assert np.allclose([hit.score for hit in found], [hit.score for hit in wanted], atol=1e-3)
 
@@ -160,7 +160,7 @@ def test_a_shop_on_several_machines_survives_what_happens_to_them(
             assert find_lost(address, record) == []
         run("gallery", "verify", gallery)
         check_copy(gallery, tmp_path / "copy", addresses[0], old)
-        assert [replica.stop() for replica in replicas] == [0, 0]
+        assert {replica.stop() for replica in replicas} <= {0, -signal.SIGTERM}
 
 
 def restart_after_kill(replica: Replica, cluster: Cluster | None) -> None:

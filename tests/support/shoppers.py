@@ -81,11 +81,15 @@ class Shopper:
     def run(self, stop: threading.Event) -> None:
         try:
             while not stop.is_set():
-                writes = [self._store, self._replace, self._delete] if self._record.may_write.is_set() else []
+                # Every third one only searches: refused writes must not keep all of them.
+                writes = [self._store, self._replace, self._delete] if self._may_write() else []
                 self._random.choice([self._search, self._search, *writes])()
         finally:
             for client in self._clients:
                 client.close()
+
+    def _may_write(self) -> bool:
+        return self._number % 3 > 0 and self._record.may_write.is_set()
 
     def send(self, kind: str, request: Callable[[Client], T], *, first: int | None = None) -> T:
         """Sends a request, first to one replica, and then in turn to all; fails if repetitions do not help."""
