@@ -1,4 +1,4 @@
-"""Networks between a replica and its engines that delay every packet, or drop all of them without closing connections."""
+"""Networks between a replica and its engines that delay every packet, or drop all of them and close nothing."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -30,9 +30,10 @@ class Shop(NamedTuple):
     nodes: list[TcpProxy]
 
 
-@pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     """A replica that reaches PostgreSQL, and three nodes of Qdrant, through proxies."""
+    tmp_path = tmp_path_factory.mktemp("shop")
     with ExitStack() as stack:
         cluster = stack.enter_context(run_cluster(tmp_path / "qdrant"))
         server = stack.enter_context(run_postgres())
@@ -46,6 +47,16 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
         address = gallery.replace(f":{server.port}/", f":{proxy.port}/")
         replicas = run_replicas(address, tmp_path / "replicas", 1, max_stale_seconds=MAX_STALE_SECONDS)
         yield Shop(stack.enter_context(replicas)[0], proxy, nodes)
+
+
+@pytest.fixture
+def shop(running: Shop) -> Iterator[Shop]:
+    yield running
+    for proxy in (running.postgres, *running.nodes):
+        proxy.resume()
+    eventually(lambda: is_ready(running.replica), "it recovers")
+    with Client(running.replica.address, timeout=60) as client:
+        client.delete_item("late")
 
 
 def search(replica: Replica) -> tuple[str, float]:

@@ -1,4 +1,4 @@
-"""Clients of several replicas that repeat what failed on another one, and check every answer against what they wrote."""
+"""Clients of several replicas: they repeat what failed on another one, and check each answer by what they wrote."""
 
 import io
 import random
@@ -48,6 +48,27 @@ class Record:
         """The different answers to each query of the catalogue, by bundle."""
         self.slowest = 0.0
         self.may_write = threading.Event()
+        self.writing = 0
+        """Clients that write now, or check what they wrote."""
+
+    def pause_writes(self, seconds: float = 60) -> None:
+        """Returns when no client writes any more, until `may_write` is set again."""
+        self.may_write.clear()
+        deadline = time.monotonic() + seconds
+        while self.writing:
+            assert time.monotonic() < deadline, "clients do not finish their writes"
+            time.sleep(0.02)
+
+    @contextmanager
+    def write_place(self) -> Iterator[bool]:
+        """Counts a client that writes during the context; yields false while writes are paused."""
+        with self._lock:
+            self.writing += 1
+        try:
+            yield self.may_write.is_set()
+        finally:
+            with self._lock:
+                self.writing -= 1
 
     def count(self, name: str) -> None:
         with self._lock:
@@ -82,14 +103,17 @@ class Shopper:
         try:
             while not stop.is_set():
                 # Every third one only searches: refused writes must not keep all of them.
-                writes = [self._store, self._replace, self._delete] if self._may_write() else []
-                self._random.choice([self._search, self._search, *writes])()
+                if self._number % 3 == 0 or self._random.random() < 0.4:
+                    self._search()
+                    continue
+                with self._record.write_place() as may_write:
+                    if may_write:
+                        self._random.choice([self._store, self._replace, self._delete])()
+                if not may_write:
+                    self._search()
         finally:
             for client in self._clients:
                 client.close()
-
-    def _may_write(self) -> bool:
-        return self._number % 3 > 0 and self._record.may_write.is_set()
 
     def send(self, kind: str, request: Callable[[Client], T], *, first: int | None = None) -> T:
         """Sends a request, first to one replica, and then in turn to all; fails if repetitions do not help."""
@@ -123,9 +147,7 @@ class Shopper:
         self._record.saw(answer.bundle, query, tuple((hit.id, round(hit.score, 3)) for hit in answer.items))
 
     def _find(self, photo: int, first: int) -> SearchAnswer:
-        return self.send(
-            "check", lambda client: client.search(photo_of(photo), limit=3, filter=WRITTEN), first=first
-        )
+        return self.send("check", lambda client: client.search(photo_of(photo), limit=3, filter=WRITTEN), first=first)
 
     def _write(self, item: str, request: Callable[[Client], object]) -> int:
         """Sends a write to any replica; returns the number of another one."""

@@ -24,8 +24,8 @@ SELECT id, host, process, record, claimed IS NOT NULL, EXISTS (
     SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND classid = %(space)s::bigint::oid AND objid = id::oid
-), claimed < pg_postmaster_start_time() AND clock_timestamp() < pg_postmaster_start_time() + %(seconds)s * interval '1 s',
-pg_is_in_recovery() FROM jobs
+), claimed < pg_postmaster_start_time()
+AND clock_timestamp() < pg_postmaster_start_time() + %(seconds)s * interval '1 second', pg_is_in_recovery() FROM jobs
 """
 
 
