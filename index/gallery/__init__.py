@@ -1,8 +1,6 @@
 """The gallery: items, images and vectors, searchable. Other packages use the names that are exported here."""
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -95,8 +93,8 @@ def _open_postgres(
 
 def _open_qdrant(address: str, store: "PostgresStore") -> VectorIndex:
     require("qdrant_client", "cluster")
-    lock: Callable[..., AbstractContextManager[bool]] = store.build_lock
-    index: VectorIndex = import_module("index.gallery.vectors.qdrant.index").QdrantIndex(address, store, lock)
+    qdrant = import_module("index.gallery.vectors.qdrant.index")
+    index: VectorIndex = qdrant.QdrantIndex(address, store, store.build_lock)
     return index
 
 

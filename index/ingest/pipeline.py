@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
+from shlex import quote
 from typing import NamedTuple
 
 import numpy as np
@@ -137,7 +138,7 @@ def _begin(gallery: Gallery, source: str, bundle_id: str, wait_seconds: float | 
         except JobRunning as error:
             if wait_seconds is None:
                 problem = f"Job {error.job_id} is running on {gallery.address}."
-                remedy = f"Wait for its end with --wait, or stop it: lookalike jobs {gallery.address} --cancel"
+                remedy = f"Wait for its end with --wait, or stop it: lookalike jobs {quote(gallery.address)} --cancel"
                 raise ReindexError(problem, f"{remedy} {error.job_id}.") from None
             log.warning("waiting for the end of job %s", error.job_id)
             time.sleep(wait_seconds)

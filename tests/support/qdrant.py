@@ -7,7 +7,7 @@ import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
@@ -150,14 +150,14 @@ def open_gallery_on(
     store = SQLiteStore(directory, gallery_settings)
 
     @contextmanager
-    def lock(*, wait: bool) -> Iterator[bool]:
+    def lock(*, wait: bool) -> Iterator[Callable[[], None] | None]:
         path = directory / "build.lock"
         if wait:
             with exclusive_lock(path, timeout=inf):
-                yield True
+                yield lambda: None
         else:
             with exclusive_lock_if_free(path) as is_locked:
-                yield is_locked
+                yield (lambda: None) if is_locked else None
 
     return Gallery(store, QdrantIndex(address, store, lock, settings), address=address, settings=gallery_settings)
 

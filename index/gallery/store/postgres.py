@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
@@ -309,13 +309,19 @@ class PostgresStore:
     # Locks between machines
 
     @contextmanager
-    def build_lock(self, *, wait: bool) -> Iterator[bool]:
-        """Holds the lock of those who build a shared index; without `wait`, yields false when another one has it.
+    def build_lock(self, *, wait: bool) -> Iterator[Callable[[], None] | None]:
+        """Holds the lock of those who build a shared index; without `wait`, yields None when another one has it.
 
-        It ends with the connection, also when this process is killed.
+        It ends with the connection, also when this process is killed. What it yields raises an error once it is lost,
+        as by a restart of the server: another process may then have begun to build.
         """
         key = lock_key(self._server.schema, _BUILD_LOCK)
         connection = self._server.connect(seconds=0, options="-c lock_timeout=0")
+
+        def check() -> None:
+            with store_errors():
+                connection.execute("SELECT 1")
+
         try:
             with store_errors():
                 if wait:
@@ -323,7 +329,8 @@ class PostgresStore:
                     is_held = True
                 else:
                     is_held = bool(connection.execute("SELECT pg_try_advisory_lock(%s)", (key,)).fetchall()[0][0])
-            yield is_held
+            connection.seconds = self._server.settings.read_seconds
+            yield check if is_held else None
         finally:
             connection.close()
 

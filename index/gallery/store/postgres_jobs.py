@@ -20,11 +20,12 @@ from index.jobs import JobRecord
 
 _KILLED = "Its process was killed; run it again."
 _ROWS = """
-SELECT id, host, process, record, claimed, EXISTS (
+SELECT id, host, process, record, claimed IS NOT NULL, EXISTS (
     SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND classid = %(space)s::bigint::oid AND objid = id::oid
-), extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float, pg_is_in_recovery() FROM jobs
+), claimed < pg_postmaster_start_time()
+AND clock_timestamp() < pg_postmaster_start_time() + %(seconds)s * interval '1 second', pg_is_in_recovery() FROM jobs
 """
 
 
@@ -67,6 +68,7 @@ class PostgresJobs:
         self._server = server
         self._connections = connections
         self._space = crc32(f"{server.schema}\0jobs".encode())
+        self._liveness = {"space": self._space, "seconds": server.settings.claim_seconds}
         self._claims: dict[int, LockClaim] = {}
 
     def _run(self, query: str, **values: object) -> list[tuple[Any, ...]]:
@@ -81,7 +83,7 @@ class PostgresJobs:
         record = JobRecord(source=source, bundle_id=bundle_id, started=now, updated=now)
         with self._connections.borrow(fresh=True) as connection, store_errors(), connection.transaction():
             connection.execute("LOCK TABLE jobs IN SHARE ROW EXCLUSIVE MODE")
-            rows = connection.execute(f"{_ROWS} ORDER BY id DESC LIMIT 100", {"space": self._space}).fetchall()
+            rows = connection.execute(f"{_ROWS} ORDER BY id DESC LIMIT 100", self._liveness).fetchall()
             for row in rows:
                 other = self._with_liveness(row)
                 if other.state == "running" and exclusive:
@@ -110,25 +112,23 @@ class PostgresJobs:
         self._run(query, record=record.model_dump_json(), id=record.id)
 
     def get(self, job_id: int) -> JobRecord:
-        found = self._run(f"{_ROWS} WHERE id = %(id)s", space=self._space, id=job_id)
+        found = self._run(f"{_ROWS} WHERE id = %(id)s", **self._liveness, id=job_id)
         if not found:
             raise JobMissing(job_id)
         return self._with_liveness(found[0])
 
     def newest(self, count: int = 20) -> list[JobRecord]:
-        rows = self._run(f"{_ROWS} ORDER BY id DESC LIMIT %(count)s", space=self._space, count=count)
+        rows = self._run(f"{_ROWS} ORDER BY id DESC LIMIT %(count)s", **self._liveness, count=count)
         return [self._with_liveness(row) for row in rows]
 
     def _with_liveness(self, row: tuple[Any, ...]) -> JobRecord:
         """Returns a running job whose process was killed as interrupted."""
-        job_id, host, process, text, is_claimed, is_locked, server_age, is_standby = row
+        job_id, host, process, text, is_claimed, is_locked, may_return, is_standby = row
         record = parse_record(job_id, text)
         if record.state != "running" or is_locked or is_standby:  # which shows no locks of the primary server
             return record
         if is_claimed:
-            is_alive = (
-                server_age < self._server.settings.claim_seconds
-            )  # its connection was lost, and it may claim the job again
+            is_alive = may_return  # its connection was lost when the server started, and it may claim the job again
         else:  # its process has not yet come to claim it
             is_recent = time.time() - record.updated < self._server.settings.claim_seconds
             is_alive = is_recent and (host != socket.gethostname() or is_running(process))
@@ -145,7 +145,7 @@ class PostgresJobs:
             with store_errors():
                 space = self._space - (1 << 32) if self._space >= 1 << 31 else self._space
                 connection.execute("SELECT pg_advisory_lock_shared(%s::int, %s::int)", (space, job_id))
-                connection.execute("UPDATE jobs SET claimed = true WHERE id = %s", (job_id,))
+                connection.execute("UPDATE jobs SET claimed = clock_timestamp() WHERE id = %s", (job_id,))
         except BaseException:
             connection.close()
             raise
@@ -154,7 +154,7 @@ class PostgresJobs:
     def forget_claim(self, job_id: int) -> None:
         """Records that no process holds the job's lock, although none was killed."""
         self._claims.pop(job_id, None)
-        self._run("UPDATE jobs SET claimed = false WHERE id = %(id)s", id=job_id)
+        self._run("UPDATE jobs SET claimed = NULL WHERE id = %(id)s", id=job_id)
 
     def cancel(self, job_id: int) -> JobRecord:
         record = self.get(job_id)

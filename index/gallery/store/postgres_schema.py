@@ -58,10 +58,10 @@ CREATE TABLE bundle_files (
     part integer NOT NULL, data bytea NOT NULL, digest bytea NOT NULL, PRIMARY KEY (bundle, name, part)
 );
 ALTER TABLE bundle_files ALTER COLUMN data SET STORAGE EXTERNAL;
--- claimed: some process holds the job's advisory lock, unless it was killed.
+-- claimed: since when some process holds the job's advisory lock, unless it was killed.
 CREATE TABLE jobs (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, host text NOT NULL, process bigint NOT NULL,
-    cancel boolean NOT NULL DEFAULT false, claimed boolean NOT NULL DEFAULT false, record text NOT NULL
+    cancel boolean NOT NULL DEFAULT false, claimed timestamptz, record text NOT NULL
 );
 """
 

@@ -1,7 +1,7 @@
 """One collection of Qdrant, and what is recorded about it in its metadata."""
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -48,10 +48,14 @@ class CollectionState(Frozen):
 class Collection:
     """Reads and writes of one collection."""
 
-    def __init__(self, nodes: Nodes, name: str, settings: QdrantSettings) -> None:
+    def __init__(
+        self, nodes: Nodes, name: str, settings: QdrantSettings, before_write: Callable[[], None] | None = None
+    ) -> None:
+        """`before_write` may raise an error, by which a writer that has lost its lock stops."""
         self.name = name
         self._nodes = nodes
         self._settings = settings
+        self._before_write = before_write or (lambda: None)
         self._relaxing = threading.Lock()
 
     # The collection itself
@@ -116,6 +120,7 @@ class Collection:
         self._admin("Update", q.UpdateCollection(collection_name=self.name, metadata=metadata))
 
     def _admin(self, method: str, request: Any) -> None:
+        self._before_write()
         self._nodes.call("Collections", method, request, self._settings.write_timeout)
 
     def index_attributes(self, fields: Iterable[tuple[str, str]]) -> None:
@@ -155,6 +160,7 @@ class Collection:
         confirm, until they are complete again.
         """
         seconds = self._settings.write_timeout
+        self._before_write()
         try:
             self._nodes.call("Points", method, request, seconds)
         except IndexUnavailable:

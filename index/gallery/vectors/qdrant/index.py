@@ -23,6 +23,11 @@ from index.gallery.vectors.qdrant.upload import fill_collection
 
 _REMEDY = "Rebuild it: lookalike gallery compact."
 _NAME = re.compile(r"(?P<collection>[^@]+)@(?P<revision>\d+)\.[0-9a-f]+")
+BuildLock = Callable[..., AbstractContextManager[Callable[[], None] | None]]
+"""`lock(wait=...)` holds the lock that one build of the gallery has, or yields None without waiting.
+
+What it yields otherwise raises an error once the lock was lost.
+"""
 _SETTLE_SECONDS = 3.0
 """How long nodes may differ in what they know of a collection's metadata."""
 
@@ -42,29 +47,29 @@ class QdrantIndex:
         self,
         address: str,
         store: ItemStore,
-        lock: Callable[..., AbstractContextManager[bool]],
+        lock: BuildLock,
         settings: QdrantSettings | None = None,
     ) -> None:
-        """`lock(wait=...)` holds the lock that one build of the gallery has, or yields false without waiting."""
         nodes, self._prefix, parsed = QdrantAddress.parse(address)
         self._settings = settings or parsed
         self._nodes = Nodes(nodes, self._settings)
         self._store = store
         self._lock = lock
 
-    def open(self, bundle: BundleRow) -> QdrantBuiltIndex:
+    def open(self, bundle: BundleRow, before_write: Callable[[], None] | None = None) -> QdrantBuiltIndex:
+        """Opens an index; `before_write` is called before each write to its collection."""
         name = str(bundle.index_name)
-        collection, revision = self._parse(name)
+        collection, revision = self._parse(name, before_write)
         state = self._settled_state(collection, bundle)
         if (state.bundle_id, state.dimension) != (bundle.id, bundle.dimension) or revision != bundle.index_revision:
             raise IndexDamaged(f"The collection {collection.name} is not that of bundle {bundle.id}.", _REMEDY)
         return QdrantBuiltIndex(collection, name, revision, state, self._settings)
 
-    def _parse(self, name: str) -> tuple[Collection, int]:
+    def _parse(self, name: str, before_write: Callable[[], None] | None = None) -> tuple[Collection, int]:
         match = _NAME.fullmatch(name)
         if match is None:
             raise IndexDamaged(f"The index {name} is not in Qdrant.", _REMEDY)
-        return Collection(self._nodes, match["collection"], self._settings), int(match["revision"])
+        return Collection(self._nodes, match["collection"], self._settings, before_write), int(match["revision"])
 
     def _settled_state(self, collection: Collection, bundle: BundleRow) -> CollectionState:
         """Returns the state of a collection that was brought to an index, or is being brought to the next one.
@@ -93,15 +98,15 @@ class QdrantIndex:
     def build(
         self, bundle_id: str, *, rebuild: bool = False, wait: bool = True, on_progress: Progress = no_progress
     ) -> BuildReport | None:
-        with self._lock(wait=wait) as is_locked:
+        with self._lock(wait=wait) as check_lock:
             bundle = self._store.read.bundle(bundle_id)
-            if not is_locked or bundle is None:
+            if not check_lock or bundle is None:
                 return None
             before = bundle.index_name
-            built = None if rebuild else self._open_last(bundle)
+            built = None if rebuild else self._open_last(bundle, check_lock)
             if built is None:
                 self._remove_unused(grace=False)
-                collection = Collection(self._nodes, self._new_name(bundle), self._settings)
+                collection = Collection(self._nodes, self._new_name(bundle), self._settings, check_lock)
                 fill_collection(self._store, bundle, collection, self._settings, on_progress)
             else:
                 apply_changes(self._store, bundle, built, on_progress)
@@ -114,12 +119,12 @@ class QdrantIndex:
                 self._remove_unused(grace=before is not None)
             return _report(self.open(current), is_new=current.index_name != before)
 
-    def _open_last(self, bundle: BundleRow) -> QdrantBuiltIndex | None:
+    def _open_last(self, bundle: BundleRow, check_lock: Callable[[], None]) -> QdrantBuiltIndex | None:
         """Opens the index that the store names, if there is one to which changes can be applied."""
         if bundle.index_name is None:
             return None
         try:
-            return self.open(bundle)
+            return self.open(bundle, check_lock)
         except IndexDamaged as error:
             log.warning("%s", error)
             return None

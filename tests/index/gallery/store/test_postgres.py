@@ -350,9 +350,24 @@ def test_a_gallery_that_was_created_again_is_not_the_one_that_is_open(
 def test_the_build_lock_is_held_by_one_session(store: PostgresStore, postgres_url: str, tmp_path: Path) -> None:
     other = PostgresStore(postgres_url, tmp_path, shared_index=True)
     with closing(other), store.build_lock(wait=False) as first, other.build_lock(wait=False) as second:
-        assert (first, second) == (True, False)
+        assert first and not second
+        first()
     with closing(other), other.build_lock(wait=True) as again:
         assert again
+
+
+def test_whoever_has_lost_the_build_lock_notices_it(
+    store: PostgresStore, postgres: PostgresServer, postgres_url: str, tmp_path: Path
+) -> None:
+    other = PostgresStore(postgres_url, tmp_path, shared_index=True)
+    with closing(other), store.build_lock(wait=True) as first:
+        assert first
+        postgres.execute("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted")
+        with other.build_lock(wait=True) as second:
+            assert second
+            with pytest.raises(StoreUnavailable):
+                first()
+            second()
 
 
 def test_a_shared_index_is_recorded_for_all_machines(postgres_url: str, tmp_path: Path) -> None:

@@ -212,6 +212,21 @@ while True:
 """
 
 
+def test_a_job_that_is_killed_shortly_after_the_server_started_is_interrupted(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    open_gallery(server.url(), create=True, cache=tmp_path).close()
+    with closing(PostgresStore(server.url(), tmp_path, shared_index=False)) as store:
+        command = [sys.executable, "-c", JOB, server.url(), str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdout
+            job_id = int(process.stdout.readline())
+            assert store.jobs.get(job_id).state == "running"
+            process.kill()
+        eventually(lambda: store.jobs.get(job_id).state == "interrupted", 10)
+        store.jobs.begin("catalogue", BUNDLE, exclusive=True)
+
+
 @pytest.mark.slow
 def test_a_job_survives_a_restart_of_the_server_and_is_interrupted_when_its_process_is_killed(
     server: PostgresServer, tmp_path: Path
