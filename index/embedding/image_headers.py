@@ -182,7 +182,7 @@ def open_image(data: bytes, kind: str) -> Image.Image:
 
 def _unsupported(name: str | None) -> ImageError:
     if name is None:
-        return ImageError("unsupported", "The bytes are not an image of a known format.")
+        return ImageError("unsupported", "This file is not a photo of a known format.")
     return ImageError("unsupported", f"This is {_a_file(name)}, which is not supported.", "Convert it to JPEG.")
 
 

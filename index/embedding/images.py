@@ -20,6 +20,7 @@ from pydantic import Field
 from index._util.models import Frozen
 from index.embedding.image_headers import (
     DEFAULT_LIMITS,
+    SEND_FILE,
     STRIP_PIXELS,
     ImageError,
     ImageLimits,
@@ -34,6 +35,7 @@ from index.embedding.image_headers import (
 
 __all__ = [
     "DEFAULT_LIMITS",
+    "SEND_FILE",
     "Box",
     "EncodedImage",
     "Fit",

@@ -64,7 +64,7 @@ def jpeg_of_scans(side: int, count: int) -> bytes:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom", "The bytes are not an image of a known format."),
+        (b"\0\0\0\x18ftypmp42\0\0\0\0mp42isom", "This file is not a photo of a known format."),
         (b"%PDF-1.7\n", "This is a PDF file, which is not supported. Convert it to JPEG."),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "This is an SVG file, which is not supported."),
         (
