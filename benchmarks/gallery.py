@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from _ours import BATCH, KINDS, SHARES, Ours
 from _peers import Contender, Hnswlib, Milvus, Peer, RawFaiss, Usearch, measure_recall, tune_to_recall
-from _shop import TOP, Case, Choice, Kind, Shop, embedded_shop, faiss, filtered_cases, plain_cases, synthetic_shop
+from _shop import TOP, Case, Choice, Shop, embedded_shop, faiss, filtered_cases, plain_cases, synthetic_shop
 from _table import Row, make_row, print_table, write_json
 from _timing import THREADS, Process, latencies, rates, search_turn
 
-from index.gallery import Gallery, SearchResult, open_gallery
+from index.gallery import Gallery, open_gallery
 from index.gallery.vectors.faiss.arrays import open_arrays
 from index.gallery.vectors.faiss.generation import INDEX_FILE, RECORDS_FILE
 from index.gallery.vectors.faiss.index import GENERATIONS
@@ -37,9 +38,6 @@ FULL, QUICK = (512, [100_000, 1_000_000]), (64, [25_000])
 """Dimensions and counts of vectors."""
 MAX_PEER_VECTORS = 100_000
 """Number of vectors up to which every peer builds its own index: more take hours."""
-SHARES = (0.001, 0.01, 0.1, 0.5, 1.0)
-KINDS: tuple[Kind, ...] = ("random", "clustered, query inside", "clustered, query outside")
-BATCH = 256
 WRITES, PAUSE = 8, 0.5
 """Number of batches written during searches, and the seconds from one to the next."""
 
@@ -51,22 +49,6 @@ class Effort(NamedTuple):
     filtered_queries: int
     rounds: int
     quiet_seconds: float
-
-
-class Ours:
-    """The gallery as a contender."""
-
-    name = "ours"
-
-    def __init__(self, gallery: Gallery, bundle_id: str) -> None:
-        self._gallery, self._bundle_id = gallery, bundle_id
-
-    def search(self, case: Case) -> SearchResult:
-        condition = case.choice.filter if case.choice else None
-        return self._gallery.search(case.query, bundle_id=self._bundle_id, top=TOP, filter=condition)
-
-    def rows(self, result: SearchResult) -> list[int]:
-        return [int(hit.item.id) for hit in result.hits[0]]
 
 
 def main() -> None:

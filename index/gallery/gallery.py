@@ -1,14 +1,12 @@
 """The gallery: one class over an item store and a vector index."""
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from time import monotonic
 from typing import Self
 
 import numpy as np
@@ -22,7 +20,6 @@ from index.gallery.bundle_stats import BundleStats, list_bundles
 from index.gallery.contents import Contents
 from index.gallery.cursors import decode_cursor, encode_cursor, hash_query
 from index.gallery.errors import (
-    BundleMismatch,
     IndexDamaged,
     ItemMissing,
     SearchError,
@@ -35,7 +32,7 @@ from index.gallery.jobs import Job, JobHistory, needed_bundles
 from index.gallery.maintenance import Maintainer, RepeatedTask
 from index.gallery.search import Query, search_view
 from index.gallery.settings import GallerySettings
-from index.gallery.store.base import BundleRow, ItemStore
+from index.gallery.store.base import ItemStore
 from index.gallery.types import (
     BuildReport,
     Facet,
@@ -51,8 +48,8 @@ from index.gallery.types import (
     no_progress,
 )
 from index.gallery.vectors.base import VectorIndex
-from index.gallery.vectors.follower import Follower
 from index.gallery.vectors.view import View
+from index.gallery.views import Views, find_bundle, no_vectors
 from index.items import MAX_TOP
 
 log = logging.getLogger(__name__)
@@ -93,15 +90,7 @@ class Gallery:
         self._maintainer = (
             Maintainer(address, index, self._settings, cache=cache) if maintain and store.can_record_indexes else None
         )
-        self._lock = threading.Lock()
-        self._news = -1
-        self._reached = monotonic()
-        """When it was last asked whether there is news, of those times when the store responded."""
-        self._is_unreachable = False
-        self._active: str | None = None
-        self._followers: dict[str, Follower] = {}
-        self._rehearsals: dict[str, Follower] = {}
-        self._opening: dict[str, threading.Lock] = {}
+        self._views = Views(store, index, self._maintainer, self._settings)
         for problem in verify.find_lost_writes(store, index):
             log.error("%s: %s; see `lookalike gallery verify`", self.address, problem)
         self._keeping_up_to = -1
@@ -117,8 +106,7 @@ class Gallery:
         """Releases files, connections and threads."""
         if self._background:
             self._background.close()
-        for follower in (*self._followers.values(), *self._rehearsals.values()):
-            follower.settle()
+        self._views.close()
         if self._maintainer:
             self._maintainer.close()
         self._store.close()
@@ -159,15 +147,7 @@ class Gallery:
 
     def active_bundle(self) -> str | None:
         """Returns the id of the active bundle; None before the first one is activated."""
-        try:
-            news = self._ask_news()
-            if news != self._news:
-                self._look(news)
-        except StoreUnavailable as error:
-            if self._active is None:
-                raise
-            self._check_staleness(error)
-        return self._active
+        return self._views.active_bundle()
 
     def needed_bundles(self) -> NeededBundles:
         """Returns the bundles of which a new image needs a vector: the active one and those that jobs prepare.
@@ -175,6 +155,14 @@ class Gallery:
         A prepared bundle has a copy in the gallery; dropping it ends its preparation.
         """
         return needed_bundles(self.jobs, self.active_bundle, self._store.has_bundle)
+
+    def can_search(self, bundle_id: str) -> bool:
+        """Whether searches may change to a bundle that has become active.
+
+        Where each machine builds its own index, one that maintains the gallery continues with the previous bundle until
+        the index is built: without it, each search would compare all vectors.
+        """
+        return self._views.can_search(bundle_id)
 
     def bundles(self) -> list[BundleStats]:
         """Returns every bundle with vectors, its origin and its use, the active one first."""
@@ -194,20 +182,19 @@ class Gallery:
 
     def prepare(self, bundle_id: str, *, on_progress: Progress = no_progress) -> BuildReport:
         """Builds the index of a bundle's vectors without activating it, and returns what was measured."""
-        self._known_bundle(bundle_id)
+        find_bundle(self._store.read, bundle_id)
         report = self._index.build(bundle_id, on_progress=on_progress)
         if report is None:
-            raise _no_vectors(bundle_id, "Index images with `lookalike reindex` first.")
+            raise no_vectors(bundle_id, "Index images with `lookalike reindex` first.")
         return report
 
     def activate(self, bundle_id: str, *, on_progress: Progress = no_progress) -> int:
         """Makes a bundle the active one, after bringing its index up to date; returns the gallery's revision."""
-        bundle = self._known_bundle(bundle_id)
+        bundle = find_bundle(self._store.read, bundle_id)
         # Also when nothing was written since: this reads every byte of the index, and rebuilds a damaged one.
         revision = self.prepare(bundle_id, on_progress=on_progress).revision
         self._store.set_active(bundle)
-        with self._lock:
-            self._rehearsals.pop(bundle_id, None)
+        self._views.end_rehearsal(bundle_id)
         return revision
 
     def rollback(self) -> str:
@@ -222,9 +209,8 @@ class Gallery:
 
     def drop_bundle(self, bundle_id: str) -> None:
         """Removes the vectors of a bundle that is not active, its index and its copy."""
-        self._store.drop_bundle(self._known_bundle(bundle_id))
-        with self._lock:
-            self._rehearsals.pop(bundle_id, None)
+        self._store.drop_bundle(find_bundle(self._store.read, bundle_id))
+        self._views.end_rehearsal(bundle_id)
         self._index.clean()
 
     def compact(
@@ -236,13 +222,6 @@ class Gallery:
         """
         bundle = self._store.read.head().bundle
         return bundle and self._index.build(bundle.id, rebuild=rebuild, wait=wait, on_progress=on_progress)
-
-    def _known_bundle(self, bundle_id: str) -> BundleRow:
-        bundle = self._store.read.bundle(bundle_id)
-        if bundle is None:
-            known = ", ".join(row.id for row in self._store.read.bundles()) or "none"
-            raise _no_vectors(bundle_id, f"Index with `lookalike reindex` first; bundles with vectors: {known}.")
-        return bundle
 
     # Reads
 
@@ -293,12 +272,12 @@ class Gallery:
         Without `names` they are those that most items have, at most MAX_FACETS. Counts the items that match a filter,
         and of their values those that contain a text in any case.
         """
-        view = self._active_view()
+        view = self._views.active()
         return view.index.facets(count, names, filter=filter, contains=contains) if view else iter(())
 
     def filter_hints(self, filter: Filter) -> list[str]:
         """Returns what in a filter keeps it from matching: attributes or types of values that no item has."""
-        view = self._active_view()
+        view = self._views.active()
         return find_mismatches(filter, view) if view else []
 
     def scan(self, *, filter: Filter | None = None, after: str = "", count: int = 100) -> ItemPage:
@@ -317,7 +296,7 @@ class Gallery:
     def stats(self) -> GalleryStats:
         """Returns counts, the active bundle and the state of its index."""
         head, (items, images) = self._store.read.head(), self._store.read.counts()
-        view = self._active_view()
+        view = self._views.active()
         return GalleryStats(
             items=items,
             images=images,
@@ -335,8 +314,8 @@ class Gallery:
         try:
             self._store.probe()
         except StoreUnavailable as error:
-            self._check_staleness(error)  # searches continue
-        view = self._view(bundle_id)
+            self._views.check_age(error)  # searches continue
+        view = self._views.get(bundle_id)[0]
         if view:
             vector = np.ones((1, view.bundle.dimension), np.float32)
             for hit in self._search(view, [vector], 1, None, None, (), None).hits[0]:
@@ -409,7 +388,7 @@ class Gallery:
         are left out; the `cursor` of a result continues a single query. A `rehearsal` searches the vectors of a bundle
         that is not active yet.
         """
-        view, stale = (self._rehearsal_view(bundle_id), 0.0) if rehearsal else self._locate(bundle_id)
+        view, stale = (self._views.rehearsal(bundle_id), 0.0) if rehearsal else self._views.get(bundle_id)
         if view is None:
             return SearchResult([[] for _ in vectors], bundle_id, self._store.read.revision())
         if vectors.ndim != 2 or vectors.shape[1] != view.bundle.dimension or not isfinite(vectors.sum()):
@@ -435,7 +414,7 @@ class Gallery:
         cursor: str | None = None,
     ) -> SearchResult:
         """Returns the items most similar to a stored one, without itself, by whichever of its images is nearest."""
-        view = self._active_view()
+        view = self._views.active()
         vectors = self._store.read.item_vectors(item_id, view.bundle.key) if view else {}
         if not view or not vectors:
             raise ItemMissing(item_id)
@@ -465,7 +444,7 @@ class Gallery:
         try:
             answers = search_view(view, groups, query) if groups else []
         except IndexDamaged:  # the index was replaced, or lost, during the search
-            view = self._reopen(view)
+            view = self._views.reopen(view)
             answers = search_view(view, groups, query)
         following = answers[0][1] if query_hash else None
         return SearchResult(
@@ -477,119 +456,19 @@ class Gallery:
 
     # Following the store
 
-    def _active_view(self) -> View | None:
-        """Returns what a search with vectors of the active bundle looks at; None if there is no bundle yet."""
-        while True:
-            self.active_bundle()
-            if self._active is None:
-                return None
-            try:
-                return self._view(self._active)
-            except BundleMismatch:
-                continue  # another bundle was activated in between
-
-    def _view(self, bundle_id: str) -> View | None:
-        """Returns what a search with vectors of a bundle looks at."""
-        return self._locate(bundle_id)[0]
-
-    def _locate(self, bundle_id: str) -> tuple[View | None, float]:
-        """Returns what a search looks at, as new as the newest write of any process, and its age otherwise.
-
-        While the server of the store is gone, that is what the last search looked at, for a limited time.
-        """
-        try:
-            return self._newest_view(bundle_id), 0.0
-        except StoreUnavailable as error:
-            follower = self._followers.get(bundle_id)
-            if follower is None:
-                raise
-            return follower.last_view, self._check_staleness(error)
-
-    def _newest_view(self, bundle_id: str) -> View | None:
-        news = self._ask_news()
-        if news != self._news:
-            self._look(news)
-        follower = self._followers.get(bundle_id)
-        if follower is None:
-            if self._active is None:
-                return None
-            if bundle_id != self._active:
-                raise BundleMismatch(self._active, bundle_id)
-            follower = self._follow(self._followers, bundle_id)
-        view = follower.view(news)
-        if self._maintainer and bundle_id == self._active and view.is_compaction_due:
-            self._maintainer.request()
-        return view
-
-    def _ask_news(self) -> int:
-        asked = monotonic()
-        try:
-            news = self._store.watch.news()
-        except StoreUnavailable:
-            self._is_unreachable = True
-            raise
-        self._reached, self._is_unreachable = asked, False
-        return news
-
     @property
     def stale_seconds(self) -> float:
         """The age of what searches return, if the server of the store could not be reached the last time; else 0."""
-        return monotonic() - self._reached if self._is_unreachable else 0.0
-
-    def _check_staleness(self, error: StoreUnavailable) -> float:
-        """Returns the age of what was last read from the store; raises the error if it is too old."""
-        age = monotonic() - self._reached
-        if age > self._settings.max_stale_seconds:
-            raise error
-        return age
-
-    def _reopen(self, view: View) -> View:
-        """Returns the newest view of a bundle whose index has vanished; raises BundleMismatch if it was dropped."""
-        followers = [group.get(view.bundle.id) for group in (self._followers, self._rehearsals)]
-        for follower in followers:
-            if follower:
-                return follower.reopen(view)
-        raise BundleMismatch(self.active_bundle() or "", view.bundle.id)
+        return self._views.stale_seconds
 
     def _keep_up(self) -> None:
         """Follows the store while nobody searches, so that no search has to catch up with many writes."""
         self._store.check()
-        news = self._ask_news()
+        news = self._views.ask_news()
         idle = news == self._keeping_up_to
-        if not idle:
-            self._active_view()
-            self._keeping_up_to = news
+        self._views.keep_up(idle=idle)
+        self._keeping_up_to = news
         try:
             self._store.checkpoint(idle=idle)
         except StoreError as error:  # such as a full disk: searches and reads continue
             log.warning("%s: %s", self.address, error)
-
-    def _rehearsal_view(self, bundle_id: str) -> View:
-        return self._follow(self._rehearsals, bundle_id).view(self._store.watch.news())
-
-    def _look(self, news: int) -> None:
-        """Reads which bundle is active; the previous one stays searchable for requests that started with it."""
-        with self._lock:
-            head = self._store.watch.head()
-            self._active = head.bundle.id if head.bundle else None
-            kept = {self._active, head.previous.id if head.previous else None}
-            for name in self._followers.keys() - kept:
-                del self._followers[name]
-            self._news = news
-
-    def _follow(self, followers: dict[str, Follower], bundle_id: str) -> Follower:
-        with self._lock:
-            opening = self._opening.setdefault(bundle_id, threading.Lock())
-        with opening:  # not the gallery's lock: searches of another bundle must not wait until this one is opened
-            follower = followers.get(bundle_id)
-            if follower is None:
-                on_damage = self._maintainer.request if self._maintainer else lambda: None
-                bundle = self._known_bundle(bundle_id)
-                follower = Follower(self._store, self._index, bundle, self._settings, on_damage)
-                with self._lock:
-                    followers[bundle_id] = follower
-            return follower
-
-
-def _no_vectors(bundle_id: str, remedy: str) -> LookalikeError:
-    return LookalikeError(f"The gallery has no vectors of bundle {bundle_id}.", remedy)

@@ -72,7 +72,7 @@ Page = tuple[list[Hit], Callable[[], PageStart] | None]
 
 def search_view(view: View, groups: Sequence[NDArray[np.float32]], query: Query) -> list[Page]:
     """Returns a page for each group of query vectors; an image counts by its nearest vector."""
-    segments, start = view.segments(query.filter), query.start
+    segments, start = [segment.session() for segment in view.segments(query.filter)], query.start
     if start and (start.after or len(start.seen) + query.top > MAX_TOP):
         return [_search_exhaustively(segments, group, query) for group in groups]
     # One more than wanted shows whether another page follows.

@@ -77,7 +77,7 @@ class PostgresStore:
         create_directory(self.cache)
         self._local = None if shared_index else LocalIndexes(self.cache / INDEXES_FILE)
         self._indexes = self._local or SharedIndexes()
-        self.watch = _WatchReader(self._watching, self._indexes, self._asking)
+        self.watch = _WatchReader(server, self._watching, self._indexes, self._asking)
         self.read = PostgresReader(self._reading, self._indexes)
         self.jobs = PostgresJobs(server, self._reading, self.cache / "jobs")
         self._copies = BundleCopies(self._reading, self.cache / "bundles")
@@ -363,12 +363,16 @@ class PostgresStore:
 class _WatchReader(PostgresReader):
     """Asks for news on a connection of its own, which no long read delays and which gives up soon."""
 
-    def __init__(self, watching: Connections, indexes: SharedIndexes | LocalIndexes, asking: Connections) -> None:
+    def __init__(
+        self, server: Server, watching: Connections, indexes: SharedIndexes | LocalIndexes, asking: Connections
+    ) -> None:
         super().__init__(watching, indexes)
+        self._server = server
         self._asking = PostgresReader(asking, indexes)
 
     def news(self) -> int:
-        return self._asking.news()
+        with self._server.alone_while_gone():
+            return self._asking.news()
 
 
 def lock_key(schema: str, purpose: str) -> int:

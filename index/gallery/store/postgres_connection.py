@@ -56,8 +56,9 @@ class Server:
         self.place = "/".join(str(parts.get(name) or "") for name in ("host", "port", "dbname")) + f"/{self.schema}"
         """Names where the gallery is, without secrets."""
         self._error: StoreError | None = None
+        """Why the last attempt to connect failed."""
         self._retry_at = 0.0
-        self._trying = threading.Lock()
+        self._trying = threading.RLock()
 
     def connect(self, *, seconds: float, options: str = "") -> "Connection":
         """Opens a connection whose statements may take some time each, 0 for any.
@@ -67,10 +68,22 @@ class Server:
         error = self._error
         if error is None:
             return self._connect(seconds, options)
-        if monotonic() < self._retry_at or not self._trying.acquire(blocking=False):
+        with self.alone_while_gone():
+            if monotonic() < self._retry_at:
+                raise type(error)(error.problem, error.remedy)
+            return self._connect(seconds, options)
+
+    @contextmanager
+    def alone_while_gone(self) -> Iterator[None]:
+        """Lets one thread at a time try while the server is gone; others fail at once instead of waiting for it."""
+        error = self._error
+        if error is None:
+            yield
+            return
+        if not self._trying.acquire(blocking=False):
             raise type(error)(error.problem, error.remedy)
         try:
-            return self._connect(seconds, options)
+            yield
         finally:
             self._trying.release()
 
@@ -84,8 +97,9 @@ class Server:
         }
         switches = " ".join(f"-c {name}={value}" for name, value in wanted.items())
         given = conninfo_to_dict(self._conninfo)
+        patience = self.settings.connect_seconds
         values: dict[str, Any] = {
-            "connect_timeout": self.settings.connect_seconds,
+            "connect_timeout": min(patience, max(2, int(seconds))) if seconds else patience,
             "application_name": "lookalike",
             "keepalives_idle": 10,
             "keepalives_interval": 5,

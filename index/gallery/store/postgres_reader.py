@@ -295,8 +295,8 @@ class PostgresReader:
                 values = {"ids": list(item_ids)}
                 for key, bundle_id, vector in connection.execute(vectors, values, binary=True):
                     of_image.setdefault(key, {})[bundle_id] = vector
-                for key, item_id, *image, jpeg in connection.execute(images, values, binary=True):
-                    found.setdefault(item_id, []).append(ImageContent(*image, of_image.get(key, {}), jpeg))
+                for key, item_id, name, digest, jpeg in connection.execute(images, values, binary=True):
+                    found.setdefault(item_id, []).append(ImageContent(name, digest, of_image.get(key, {}), jpeg))
             return found
 
         return self._source.run(read)

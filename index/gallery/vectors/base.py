@@ -74,11 +74,11 @@ class LocalSegment:
         # In double precision, where the order of a sum never decides how a score is rounded: the pages of a search must
         # agree on every rank, also when a compaction moves an image.
         positions, columns = self.positions(), queries.T.astype(np.float64)
-        best = np.empty(len(positions), np.float64)
+        found = np.empty(len(positions), np.float64)
         for first in range(0, len(positions), _IMAGE_CHUNK):
             chunk = slice(first, first + _IMAGE_CHUNK)
-            best[chunk] = (self.vectors(positions[chunk]).astype(np.float64) @ columns).max(axis=1)
-        return positions, best
+            found[chunk] = (self.vectors(positions[chunk]).astype(np.float64) @ columns).max(axis=1)
+        return positions, found
 
     def hold(self, positions: Positions) -> None:
         """Does nothing: records are read in place, and never change."""

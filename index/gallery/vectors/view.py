@@ -128,7 +128,7 @@ class View:
                 for oldest in list(self._segments)[: 1 - self.settings.cached_filters]:
                     self._segments.pop(oldest, None)
                 self._segments[filter] = found
-        return [segment.session() for segment in found]
+        return found
 
     def _block_segment(self, block: Block, filter: Filter | None) -> BlockSegment:
         if filter is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +78,7 @@ class MaskedGeneration:
     def masked(self) -> int:
         return self.generation.images - int(np.count_nonzero(self.alive)) + len(self.items)
 
-    def after(self, removed: Sequence[int], items: Mapping[int, Item]) -> "MaskedGeneration":
+    def after(self, removed: Sequence[int], items: Mapping[int, Item]) -> Self:
         alive = self.alive
         positions = self.generation.positions(removed) if removed else ()
         if len(positions):

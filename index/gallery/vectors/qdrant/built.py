@@ -1,8 +1,9 @@
 """A collection as of a revision: without what was removed or replaced since, which the delta holds."""
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from index.gallery.filters import Filter
 from index.gallery.types import Facet, IndexStats, Item, StoredImage
 from index.gallery.vectors.base import Positions, Queries, Results
 from index.gallery.vectors.faiss.masked import MaskedGeneration
+from index.gallery.vectors.faiss.searcher import EXACT, Searcher, exact_index
 from index.gallery.vectors.qdrant.collection import SCORE_ERROR, Collection, CollectionState, Neighbours
 from index.gallery.vectors.qdrant.conditions import translate
 from index.gallery.vectors.qdrant.payload import Record
@@ -25,6 +27,8 @@ _RANK_ALLOWANCE = 16
 _MAX_NEAR = 256
 """Points with nearly equal scores among which a search looks for the best."""
 _WIDEN_FACTOR = 4
+_Ranked = list[tuple[int, float]]
+"""Points with their exact scores, best first."""
 
 
 @dataclass(frozen=True)
@@ -117,29 +121,29 @@ class QdrantSegment:
         scores = np.full((len(queries), count), -np.inf, np.float32)
         positions = np.full((len(queries), count), -1, np.int64)
         for row, points in self._pages(queries, count):
-            for column, (key, score, record) in enumerate(points[:count]):
+            for column, (key, score) in enumerate(points[:count]):
                 scores[row, column], positions[row, column] = score, key
-                self._records[key] = record
         return scores, positions
 
-    def _pages(self, queries: Queries, count: int) -> Iterator[tuple[int, Neighbours]]:
+    def _pages(self, queries: Queries, count: int) -> Iterator[tuple[int, _Ranked]]:
         """Yields for each query at least the `count` nearest points that may be returned, or all there are.
 
         A search that finds fewer points than it asked for is repeated by comparing all vectors.
         """
         limit = count + _RANK_ALLOWANCE + min(_MASK_ALLOWANCE, len(self._index.gone))
         effort = self._effort(limit)
-        pending = list(range(len(queries)))
+        wanted, pending = count, list(range(len(queries)))
         while pending:
-            answers = self._index.collection.search(
-                queries[pending], limit, filter=self._condition, effort=effort, exact_scores=True
-            )
+            answers = self._index.collection.search(queries[pending], limit, filter=self._condition, effort=effort)
+            near = [self._near_best(points, wanted) for points in answers]
+            found = self._fetch({key for own in near for key in own})
             left, is_short = [], False
-            for row, (points, last) in zip(pending, answers, strict=True):
-                kept = self._keep(points)
-                is_all = len(points) < limit and not effort
-                if is_all or (len(kept) >= count and (effort or _is_final(kept, count, last, limit))):
-                    yield row, kept
+            for row, points, own in zip(pending, answers, near, strict=True):
+                ranked = self._rank(queries[row], [key for key in own if key in found], found)
+                # Of the first points some may match only Qdrant's wider filter: then all are compared.
+                is_all = len(points) < limit and not effort and (len(ranked) >= count or wanted >= limit)
+                if is_all or (len(ranked) >= count and (effort or _is_final(ranked, points, count, limit))):
+                    yield row, ranked
                 else:
                     left.append(row)
                     is_short = is_short or len(points) < limit
@@ -148,22 +152,41 @@ class QdrantSegment:
             else:
                 limit *= _WIDEN_FACTOR
                 effort = self._effort(limit) if effort else 0
-            pending = left
+            wanted, pending = limit, left
+
+    def _near_best(self, points: Neighbours, count: int) -> list[int]:
+        """Returns the points that may be among the first `count`: Qdrant's scores are only nearly exact."""
+        kept = [(key, score) for key, score, _ in points if key not in self._index.gone]
+        if len(kept) <= count:
+            return [key for key, _ in kept]
+        last = kept[count - 1][1] - 2 * SCORE_ERROR
+        return [key for row, (key, score) in enumerate(kept) if row < count or score >= last]
+
+    def _fetch(self, keys: Iterable[int]) -> dict[int, Any]:
+        """Fetches records and vectors; leaves out what matches only Qdrant's wider filter."""
+        wanted = self._filter
+        fetched = self._index.collection.vectors(list(keys), self._index.settings.timeout)
+        found = {
+            key: vector
+            for key, (record, vector) in fetched.items()
+            if wanted is None or wanted.matches(record.attributes)
+        }
+        self._records.update((key, fetched[key][0]) for key in found)
+        return found
+
+    def _rank(self, query: NDArray[np.float32], keys: list[int], vectors: Mapping[int, Any]) -> _Ranked:
+        """Ranks by the arithmetic of the delta, so that a score is the same before and after an image was applied."""
+        if not keys:
+            return []
+        index = exact_index(np.array([vectors[key] for key in keys], np.float16))
+        scores, order = Searcher(index, EXACT).search(query[None], len(keys))
+        return [(keys[row], score) for score, row in zip(scores[0].tolist(), order[0].tolist(), strict=True)]
 
     def _effort(self, limit: int) -> int:
         state, settings = self._index.state, self._index.settings
         if state.kind == "exact" or not state.effort:
             return 0
         return max(limit, state.effort * (settings.filtered_factor if self._filter else 1))
-
-    def _keep(self, points: Neighbours) -> Neighbours:
-        """Leaves out what was masked since, and what matches only Qdrant's wider filter."""
-        gone, wanted = self._index.gone, self._filter
-        return [
-            point
-            for point in points
-            if point[0] not in gone and (wanted is None or wanted.matches(point[2].attributes))
-        ]
 
     def keys(self, positions: Positions) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         owners = [self._owner(key) for key in positions.tolist()]
@@ -205,17 +228,20 @@ class QdrantSegment:
         limit = min(bound + 1, index.state.images + len(index.gone) + 1)
         rough: dict[int, float] = {}
         for query in queries:
-            ((points, _),) = index.collection.search(
-                query[None], limit, filter=self._condition, records=self._filter is not None,
-                timeout=index.settings.write_timeout,
+            (points,) = index.collection.search(
+                query[None], limit, filter=self._condition, owners=True, timeout=index.settings.write_timeout
             )  # fmt: skip
             if len(points) > bound:
                 raise SearchError(
                     f"This search has more than {bound:,} images to page through.", "Narrow it by a filter."
                 )
-            for key, score, record in self._keep(points):
-                rough[key] = max(score, rough.get(key, -np.inf))
-                self._owners[key] = record.item
+            for key, score, item in points:
+                if key not in index.gone:
+                    rough[key] = max(score, rough.get(key, -np.inf))
+                    self._owners[key] = item
+        if self._filter:
+            records = index.collection.records(list(rough))
+            rough = {key: rough[key] for key in rough if self._filter.matches(records[key].attributes)}
         keys = np.array(sorted(rough, key=lambda key: -rough[key]), np.int64)
         scores = np.array([rough[key] for key in keys.tolist()], np.float64)
         near = self._near(keys, scores, best, count)
@@ -255,6 +281,9 @@ class QdrantSegment:
         return np.array(vectors, np.float16).reshape(len(keys), self._index.state.dimension)
 
 
-def _is_final(points: Neighbours, count: int, last: float, limit: int) -> bool:
-    """Whether no point after the last one that Qdrant returned can be among the first `count`."""
-    return points[count - 1][1] >= last + SCORE_ERROR or limit > _WIDEN_FACTOR * count + _MAX_NEAR
+def _is_final(ranked: _Ranked, points: Neighbours, count: int, limit: int) -> bool:
+    """Whether no point after the last one that Qdrant returned can be among the first `count`.
+
+    Where thousands have nearly equal scores, that would take them all.
+    """
+    return ranked[count - 1][1] >= points[-1][1] + SCORE_ERROR or limit > _WIDEN_FACTOR * count + _MAX_NEAR

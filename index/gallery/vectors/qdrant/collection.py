@@ -1,5 +1,6 @@
 """One collection of Qdrant, and what is recorded about it in its metadata."""
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
@@ -9,9 +10,8 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
 from index._util.models import Frozen
-from index.gallery.errors import IndexDamaged
+from index.gallery.errors import IndexDamaged, IndexUnavailable
 from index.gallery.types import Facet
-from index.gallery.vectors.faiss.searcher import EXACT, Searcher, exact_index
 from index.gallery.vectors.qdrant.nodes import Nodes, messages
 from index.gallery.vectors.qdrant.payload import FIRST, ITEM, NAMES, RECORD, Record, field, parse_token, read_record
 from index.gallery.vectors.qdrant.settings import QdrantSettings
@@ -20,8 +20,8 @@ from index.items import MAX_ATTRIBUTE_NAMES, MAX_FACETS
 _METADATA = "lookalike"
 _SCROLL = 10_000
 """Points that are listed at a time; with their vectors a sixteenth as many."""
-Neighbours = list[tuple[int, float, Record]]
-"""Points with score and record, best first."""
+Neighbours = list[tuple[int, float, int]]
+"""Points with Qdrant's score and the key of the item, best first."""
 SCORE_ERROR = 6e-4
 """By how much Qdrant's scores of half-precision vectors may be wrong: it rounds the query to half precision too."""
 
@@ -52,6 +52,7 @@ class Collection:
         self.name = name
         self._nodes = nodes
         self._settings = settings
+        self._relaxing = threading.Lock()
 
     # The collection itself
 
@@ -75,8 +76,8 @@ class Collection:
             optimizers_config=q.OptimizersConfigDiff(indexing_threshold=0),
             quantization_config=quantization,
             shard_number=settings.shards or (12 if several else 1),
-            replication_factor=settings.replicas or (2 if several else 1),
-            write_consistency_factor=settings.write_consistency,
+            replication_factor=settings.copies(len(self._nodes)),
+            write_consistency_factor=settings.write_copies(len(self._nodes)),
             on_disk_payload=True,
             metadata={_METADATA: q.Value(string_value=state.model_dump_json())},
         )
@@ -132,10 +133,7 @@ class Collection:
             for path, type in fields.items()
         ]
         with ThreadPoolExecutor(self._settings.upload_threads, "index") as pool:
-            for done in [
-                pool.submit(self._nodes.call, "Points", "CreateFieldIndex", request, self._settings.write_timeout)
-                for request in requests
-            ]:
+            for done in [pool.submit(self._write, "CreateFieldIndex", request) for request in requests]:
                 done.result()
 
     # Writes, which return after they were applied
@@ -144,11 +142,33 @@ class Collection:
         q = messages()
         ordering = q.WriteOrdering(type=q.WriteOrderingType.Weak)
         request = q.UpsertPoints(collection_name=self.name, wait=True, points=points, ordering=ordering)
-        self._nodes.call("Points", "Upsert", request, self._settings.write_timeout)
+        self._write("Upsert", request)
 
     def delete(self, keys: Sequence[int]) -> None:
         request = messages().DeletePoints(collection_name=self.name, wait=True, points=_selector(keys))
-        self._nodes.call("Points", "Delete", request, self._settings.write_timeout)
+        self._write("Delete", request)
+
+    def _write(self, method: str, request: Any) -> None:
+        """Sends a write that all copies confirm: else a search could read one that lacks it.
+
+        Where a node has just failed, one confirmation is enough once. Qdrant then leaves the copies out that did not
+        confirm, until they are complete again.
+        """
+        seconds = self._settings.write_timeout
+        try:
+            self._nodes.call("Points", method, request, seconds)
+        except IndexUnavailable:
+            with self._relaxing:
+                self._confirm_by(1)
+                try:
+                    self._nodes.call("Points", method, request, seconds)
+                finally:
+                    self._confirm_by(self._settings.write_copies(len(self._nodes)))
+
+    def _confirm_by(self, copies: int) -> None:
+        q = messages()
+        params = q.CollectionParamsDiff(write_consistency_factor=copies)
+        self._admin("Update", q.UpdateCollection(collection_name=self.name, params=params))
 
     def set_first(self, keys: Sequence[int], value: bool) -> None:
         """Records of some images whether each is the first of its item."""
@@ -159,7 +179,7 @@ class Collection:
             payload={FIRST: q.Value(bool_value=value)},
             points_selector=_selector(keys),
         )
-        self._nodes.call("Points", "SetPayload", request, self._settings.write_timeout)
+        self._write("SetPayload", request)
 
     # Reads
 
@@ -170,13 +190,12 @@ class Collection:
         *,
         filter: Any | None = None,
         effort: int = 0,
-        records: bool = True,
-        exact_scores: bool = False,
+        owners: bool = False,
         timeout: float | None = None,
-    ) -> list[tuple[Neighbours, float]]:
-        """Returns the nearest points of each query, and the score of the last as Qdrant ranked it.
+    ) -> list[Neighbours]:
+        """Returns the nearest points of each query; compares all vectors if the effort is 0.
 
-        Compares all vectors if the effort is 0. With `exact_scores` fetches the vectors, and ranks by them.
+        The item's key is 0 unless `owners` are asked for.
         """
         q, settings = messages(), self._settings
         quantization = None
@@ -185,7 +204,7 @@ class Collection:
                 ignore=not effort, rescore=True, oversampling=settings.oversampling
             )
         params = q.SearchParams(hnsw_ef=effort or None, exact=not effort, quantization=quantization)
-        selector = _fields(ITEM, RECORD) if records else _fields(ITEM)
+        selector = _fields(ITEM) if owners else None
         requests = [
             q.QueryPoints(
                 collection_name=self.name,
@@ -194,7 +213,6 @@ class Collection:
                 filter=filter,
                 params=params,
                 with_payload=selector,
-                with_vectors=q.WithVectorsSelector(enable=exact_scores),
             )
             for query in queries
         ]
@@ -204,8 +222,8 @@ class Collection:
             batch = q.QueryBatchPoints(collection_name=self.name, query_points=requests)
             results = self._nodes.call("Points", "QueryBatch", batch, timeout).result
         return [
-            (_rank(one.result, query if exact_scores else None), one.result[-1].score if one.result else -np.inf)
-            for one, query in zip(results, queries, strict=True)
+            [(point.id.num, point.score, point.payload[ITEM].integer_value if owners else 0) for point in one.result]
+            for one in results
         ]
 
     def sample(self, count: int, dimension: int) -> NDArray[np.float32]:
@@ -266,12 +284,14 @@ class Collection:
         points = self._get(keys, _fields(ITEM, RECORD), with_vectors=False)
         return {point.id.num: read_record(point.payload) for point in points}
 
-    def vectors(self, keys: Sequence[int]) -> dict[int, tuple[Record, NDArray[np.float16]]]:
+    def vectors(self, keys: Sequence[int], timeout: float | None = None) -> dict[int, tuple[Record, Any]]:
         """Returns the records and vectors of those points that exist."""
-        points = self._get(keys, _fields(ITEM, RECORD), with_vectors=True)
-        return {point.id.num: (read_record(point.payload), np.array(_vector(point), np.float16)) for point in points}
+        points = self._get(keys, _fields(ITEM, RECORD), with_vectors=True, timeout=timeout)
+        return {point.id.num: (read_record(point.payload), _vector(point)) for point in points}
 
-    def _get(self, keys: Sequence[int], fields: Any, *, with_vectors: bool) -> Iterator[Any]:
+    def _get(
+        self, keys: Sequence[int], fields: Any, *, with_vectors: bool, timeout: float | None = None
+    ) -> Iterator[Any]:
         q, size = messages(), _SCROLL // 16 if with_vectors else _SCROLL
         for start in range(0, len(keys), size):
             request = q.GetPoints(
@@ -280,7 +300,7 @@ class Collection:
                 with_payload=fields,
                 with_vectors=q.WithVectorsSelector(enable=with_vectors),
             )
-            yield from self._nodes.call("Points", "Get", request, self._settings.write_timeout).result
+            yield from self._nodes.call("Points", "Get", request, timeout or self._settings.write_timeout).result
 
     # Facets
 
@@ -328,16 +348,3 @@ def _selector(keys: Sequence[int]) -> Any:
 def _vector(point: Any) -> Any:
     vector = point.vectors.vector
     return vector.dense.data or vector.data
-
-
-def _rank(points: Any, query: NDArray[np.float32] | None) -> Neighbours:
-    """Returns points as Qdrant ranks them, or by the product of their vectors with a query."""
-    found = [(point.id.num, point.score, read_record(point.payload)) for point in points]
-    if query is None or not found:
-        return found
-    # By the arithmetic of the delta, so that a score is the same before and after the image was applied.
-    vectors = np.array([_vector(point) for point in points], np.float16)
-    scores, order = Searcher(exact_index(vectors), EXACT).search(query[None], len(found))
-    return [
-        (found[row][0], score, found[row][2]) for score, row in zip(scores[0].tolist(), order[0].tolist(), strict=True)
-    ]

@@ -26,7 +26,11 @@ class QdrantSettings(Frozen):
         description="shards of a collection, fixed when it is built; 0: 12 on several nodes, else 1",
     )
     replicas: int = Field(default=0, ge=0, description="copies of each shard; 0: 2 on several nodes, else 1")
-    write_consistency: int = Field(default=1, ge=1, description="copies that confirm a write")
+    write_consistency: int = Field(
+        default=0,
+        ge=0,
+        description="copies that confirm a write, of those that are up; 0: all, else a search may read an older copy",
+    )
     quantization: Quantization = Field(
         default="none", description="codes of the vectors that a search compares first; the nearest are rescored"
     )
@@ -73,6 +77,14 @@ class QdrantSettings(Frozen):
     )
     upload_batch: int = Field(default=256, ge=1, description="images per request of an upload")
     upload_threads: int = Field(default=4, ge=1, description="requests of an upload in flight")
+
+    def copies(self, nodes: int) -> int:
+        """Returns the copies of each shard on so many nodes."""
+        return self.replicas or (2 if nodes > 1 else 1)
+
+    def write_copies(self, nodes: int) -> int:
+        """Returns how many of them confirm a write."""
+        return self.write_consistency or self.copies(nodes)
 
 
 class QdrantAddress(NamedTuple):

@@ -160,9 +160,9 @@ def _scores(collection: Collection, queries: np.ndarray, effort: int, settings: 
     """Yields the scores of the nearest points of each query."""
     for start in range(0, len(queries), 16):
         answers = collection.search(
-            queries[start : start + 16], _RECALL_AT, effort=effort, records=False, timeout=settings.write_timeout
+            queries[start : start + 16], _RECALL_AT, effort=effort, timeout=settings.write_timeout
         )
-        yield from (np.array([score for _, score, _ in points], np.float32) for points, _ in answers)
+        yield from (np.array([score for _, score, _ in points], np.float32) for points in answers)
 
 
 def _wait_until_indexed(collection: Collection, settings: QdrantSettings) -> None:

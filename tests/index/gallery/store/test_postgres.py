@@ -1,5 +1,6 @@
 """The PostgreSQL store: schemas, several machines on one database, and what a user reads when something is wrong."""
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,16 +11,22 @@ import numpy as np
 import psycopg
 import pytest
 
+from index.embedding.bundle import Bundle, BundleError
 from index.errors import LookalikeError
 from index.gallery import Gallery, open_gallery, restore_gallery
 from index.gallery.errors import StoreBusy, StoreError, StoreReadOnly, StoreUnavailable, VersionConflict
+from index.gallery.maintenance import Maintainer
+from index.gallery.settings import GallerySettings
 from index.gallery.store.base import ImageRecord
 from index.gallery.store.postgres import PostgresStore
 from index.gallery.store.postgres_connection import Connection, PostgresSettings, Server
 from index.gallery.store.postgres_schema import MIGRATIONS, migrate
 from index.gallery.types import Item
-from tests.index.gallery.reference import BUNDLE, TRIO, make_entries, photo, unit
+from index.gallery.vectors.faiss.index import FaissIndex
+from tests.index.gallery.reference import BUNDLE, TRIO, make_entries, photo, unit, wait_until
+from tests.index.gallery.reference import OTHER_BUNDLE as OTHER
 from tests.support.postgres import PASSWORD, PostgresServer
+from tests.support.tiny_bundle import make_tiny_bundle
 
 QUERY = TRIO[0][1][0].vector[None]
 
@@ -68,6 +75,27 @@ def test_a_bundle_activated_by_one_machine_is_searched_by_another(postgres_url: 
         one.drop_bundle(other)
         assert two.compact() is not None
         assert [bundle.id for bundle in two.bundles()] == [BUNDLE]
+
+
+def test_a_machine_searches_with_the_previous_bundle_until_its_own_index_is_built(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    settings = GallerySettings(follow_seconds=0.05, rest_seconds=0.05)
+    with open_gallery(postgres_url, create=True, cache=tmp_path / "one") as one:
+        one.upsert(TRIO, BUNDLE)
+        one.activate(BUNDLE)
+        with open_gallery(postgres_url, maintain=True, cache=tmp_path / "two", settings=settings) as two:
+            assert ids(two)[0] == "mug"
+            entries = [(item, [image._replace(vector=unit(1, 2)) for image in images]) for item, images in TRIO]
+            one.upsert(entries, OTHER)
+            one.activate(OTHER)
+            assert two.active_bundle() == OTHER
+            assert not two.can_search(OTHER)
+            assert two.search_item("mug").bundle_id == BUNDLE
+            assert ids(two)[0] == "mug", "photos are embedded with the previous bundle"
+            wait_until(lambda: two.can_search(OTHER))
+            assert two.search_item("mug").bundle_id == OTHER
+            assert two.stats().index.name is not None
 
 
 def test_a_machine_without_its_cache_builds_its_index_again(postgres_url: str, tmp_path: Path) -> None:
@@ -394,3 +422,51 @@ def _records(store: PostgresStore) -> list[ImageRecord]:
     assert bundle
     with store.open_reader() as reader:
         return list(reader.image_records(bundle.key))
+
+
+def test_bundles_are_fetched_by_each_machine(postgres_url: str, tmp_path: Path) -> None:
+    bundle = Bundle.load(make_tiny_bundle(tmp_path / "bundle"))
+    with (
+        open_gallery(postgres_url, create=True, cache=tmp_path / "one") as one,
+        open_gallery(postgres_url, cache=tmp_path / "two") as two,
+    ):
+        assert not two.has_bundle(bundle.id)
+        with pytest.raises(BundleError, match="no copy"):
+            two.load_bundle(bundle.id)
+        one.keep_bundle(bundle)
+        one.keep_bundle(bundle)
+        assert two.has_bundle(bundle.id)
+        copy = two.load_bundle(bundle.id)
+        assert copy.card == bundle.card
+        assert copy.model_path.read_bytes() == bundle.model_path.read_bytes()
+        copy.model_path.write_bytes(b"damaged")
+        assert two.load_bundle(bundle.id).model_path.read_bytes() == bundle.model_path.read_bytes()
+        with closing(Server(postgres_url).connect(seconds=5)) as connection:
+            connection.execute("UPDATE bundle_files SET data = 'damaged' WHERE name = 'model.onnx'")
+        assert "1 parts of bundles are damaged" in one.verify()[0].problem
+        one.keep_bundle(bundle)
+        assert one.verify() == []
+
+
+def test_a_compaction_in_the_background_uses_the_cache_and_hides_the_password(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    start = subprocess.Popen
+
+    def record(command: list[str], **options: Any) -> Any:
+        commands.append(command)
+        return start(command, **options)
+
+    monkeypatch.setattr("index.gallery.maintenance.subprocess.Popen", record)
+    with open_gallery(postgres_url, create=True, cache=tmp_path / "cache") as gallery:
+        gallery.upsert(TRIO, BUNDLE)
+    store = PostgresStore(postgres_url, tmp_path / "cache", shared_index=False)
+    index = FaissIndex(store.cache, store)
+    maintainer = Maintainer(postgres_url, index, GallerySettings(), cache=tmp_path / "cache")
+    with closing(store), closing(maintainer):
+        maintainer.request()
+        wait_until((store.cache / "indexes.json").exists)
+        found = store.read.bundle(BUNDLE)
+        assert found and found.index_revision == 1
+    assert "%20" not in str(commands)

@@ -1,6 +1,7 @@
 """The index on a real cluster: facets, recall, switching, and collections that vanish."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from index.gallery import Gallery, open_gallery
 from index.gallery.errors import IndexUnavailable, SearchError
 from index.gallery.filters import Filter
-from index.gallery.types import Item
+from index.gallery.types import Item, NewImage
 from tests.index.gallery.reference import (
     BUNDLE,
     OTHER_BUNDLE,
@@ -19,7 +20,6 @@ from tests.index.gallery.reference import (
     make_entries,
     photo,
     unit,
-    wait_until,
 )
 from tests.support.clustered_vectors import nearest_rows, queries_near, shop_vectors
 from tests.support.qdrant import QUICK, Cluster, open_gallery_on
@@ -42,7 +42,9 @@ def gallery(qdrant_cluster: Cluster, prefix: str, tmp_path: Path) -> Iterator[Ga
 
 def test_facets_equal_those_of_the_embedded_engine(gallery: Gallery, tmp_path: Path) -> None:
     entries = make_entries(120)
-    changed = [(item.model_copy(update={"attributes": {"colour": "mauve", "new": 1}}), []) for item, _ in entries[:9]]
+    changed: list[tuple[Item, list[NewImage]]] = [
+        (item.model_copy(update={"attributes": {"colour": "mauve", "new": 1}}), []) for item, _ in entries[:9]
+    ]
     with open_gallery(tmp_path / "embedded", create=True) as embedded:
         for one in (gallery, embedded):
             one.upsert(entries, BUNDLE)
@@ -53,10 +55,11 @@ def test_facets_equal_those_of_the_embedded_engine(gallery: Gallery, tmp_path: P
                 one.delete_images(item.id, [images[0].id])
             one.delete([item.id for item, _ in entries[100:]])
             one.compact()
-            wait_until(lambda one=one: index_stats(one).pending == 0)  # type: ignore[misc]
+            while index_stats(one).pending:
+                time.sleep(0.02)
         sale = Filter.parse({"sale": True, "price": {"lt": 30}})
         for options in ({}, {"names": ["price", "colour", "none"]}, {"filter": sale}, {"contains": "RE", "count": 2}):
-            assert list(gallery.facets(**options)) == list(embedded.facets(**options)), options  # type: ignore[arg-type]
+            assert list(gallery.facets(**options)) == list(embedded.facets(**options)), options
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
@@ -224,7 +227,8 @@ def test_pages_beyond_the_bound_are_refused(qdrant_cluster: Cluster, prefix: str
         with pytest.raises(SearchError, match="more than 1,100 images to page through"):
             gallery.search(query, bundle_id=BUNDLE, top=1000, cursor=first.cursor)
         half = Filter.parse({"half": 1})
-        seen, cursor = [], None
+        seen: list[str] = []
+        cursor: str | None = None
         while cursor or not seen:
             found = gallery.search(query, bundle_id=BUNDLE, top=450, filter=half, cursor=cursor)
             seen += [hit.item.id for hit in found.hits[0]]
