@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from index._util.system import LockError
 from index._util.validation import explain_errors
 from index.embedding.bundle import BundleError
-from index.embedding.images import ImageError
+from index.embedding.images import SEND_FILE, ImageError
 from index.errors import LookalikeError
 from index.gallery.errors import (
     BundleMismatch,
@@ -68,7 +68,6 @@ class ProblemType:
 
 
 _SEND_PHOTO = "Send a form with the file field `image`, or the photo itself with its own type (image/...)."
-_SEND_FILE = "Send a complete JPEG, PNG, WebP, AVIF, HEIC, GIF or BMP file."
 
 MALFORMED = ProblemType(
     "request-malformed", 400, "Malformed request", "Missing boundary in multipart.", "Correct the form's encoding."
@@ -263,14 +262,14 @@ _TOO_MANY_PIXELS = "The image has 9000 x 9000 pixels; the limit is 50,000,000."
 IMAGE_PROBLEMS = {
     reason: ProblemType(f"image-{reason.replace('_', '-')}", status, title, detail, remedy)
     for reason, status, title, detail, remedy in (
-        ("empty", 422, "Empty photo", "The image is empty (0 bytes).", _SEND_FILE),
-        ("unreadable", 422, "Unreadable photo", "The image's header cannot be read.", _SEND_FILE),
-        ("truncated", 422, "Truncated photo", "The image is truncated.", _SEND_FILE),
-        ("unsupported", 415, "Unsupported photo format", "The bytes are not an image of a known format.", _SEND_FILE),
+        ("empty", 422, "Empty photo", "The image is empty (0 bytes).", SEND_FILE),
+        ("unreadable", 422, "Unreadable photo", "The image's header cannot be read.", SEND_FILE),
+        ("truncated", 422, "Truncated photo", "The image is truncated.", SEND_FILE),
+        ("unsupported", 415, "Unsupported photo format", "This file is not a photo of a known format.", SEND_FILE),
         ("too_large", 413, "Photo too large", "The image has 31,000,000 bytes.", "Send a smaller file."),
         ("too_many_pixels", 413, "Photo has too many pixels", _TOO_MANY_PIXELS, "Send a smaller picture."),
-        ("unreachable", 422, "Photo unreachable", "The image could not be read from its address.", _SEND_FILE),
-        ("forbidden", 422, "Photo not allowed", "The image is outside the folder of its table.", _SEND_FILE),
+        ("unreachable", 422, "Photo unreachable", "The image could not be read from its address.", SEND_FILE),
+        ("forbidden", 422, "Photo not allowed", "The image is outside the folder of its table.", SEND_FILE),
     )
 }
 """By the reason of an ImageError."""

@@ -73,7 +73,7 @@ def test_search_prints_the_right_item_first(run: Callable[..., Result], shop: Pa
 
 USER_ERRORS = [
     ("search nothing.jpg --gallery {shop}/gallery --bundle {shop}/bundle", "No photo at nothing.jpg"),
-    ("search {shop}/text.jpg --gallery {shop}/gallery --bundle {shop}/bundle", "not an image of a known format"),
+    ("search {shop}/text.jpg --gallery {shop}/gallery --bundle {shop}/bundle", "not a photo of a known format"),
     ("search {shop}/photo.jpg --gallery {shop}/nothing --bundle {shop}/bundle", "lookalike reindex"),
     ("search {shop}/photo.jpg --gallery {shop}/gallery --bundle {shop}/other", "was indexed with bundle"),
     ("reindex {shop}/nothing.csv --gallery {shop}/new --bundle {shop}/bundle", "No source at"),

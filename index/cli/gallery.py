@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from index.cli.arguments import GalleryArgument, GalleryOption, gallery_and, one_gallery
+
 if TYPE_CHECKING:
     from index.gallery import BuildReport, GalleryStats, IndexStats
     from index.gallery.bundle_stats import BundleStats
@@ -14,13 +16,14 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Maintain a gallery: statistics, verification, compaction, backup, copy, export.", no_args_is_help=True
 )
-GalleryArgument = Annotated[str, typer.Argument(help="Address of the gallery: a folder or postgresql://...")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
 
 
 @app.command(no_args_is_help=True)
 def stats(
-    gallery: GalleryArgument, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+    gallery: GalleryArgument = None,
+    gallery_option: GalleryOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what a gallery holds, what its searches reflect, and its size on disk.
 
@@ -28,7 +31,7 @@ def stats(
     """
     from index.gallery import open_gallery
 
-    with open_gallery(gallery) as opened:
+    with open_gallery(one_gallery(gallery, gallery_option)) as opened:
         found, bundles = opened.stats(), opened.bundles()
     if as_json:
         listed = [bundle.model_dump(mode="json") for bundle in bundles]
@@ -63,7 +66,7 @@ def _describe_bundle(bundle: "BundleStats") -> str:
 
 
 @app.command(no_args_is_help=True)
-def verify(gallery: GalleryArgument) -> None:
+def verify(gallery: GalleryArgument = None, gallery_option: GalleryOption = None) -> None:
     """Check every byte of the store and the index, and compare every image in both.
 
     Example: lookalike gallery verify gallery
@@ -73,8 +76,9 @@ def verify(gallery: GalleryArgument) -> None:
     from index.cli.progress import progress_bar
     from index.gallery import verify_gallery
 
+    address = one_gallery(gallery, gallery_option)
     with progress_bar("Verifying") as on_progress:
-        faults = verify_gallery(gallery, on_progress=on_progress)
+        faults = verify_gallery(address, on_progress=on_progress)
     for fault in faults:
         typer.echo(f"{fault.problem} {fault.remedy}", err=True)
     if faults:
@@ -85,7 +89,8 @@ def verify(gallery: GalleryArgument) -> None:
 
 @app.command(no_args_is_help=True)
 def compact(
-    gallery: GalleryArgument,
+    gallery: GalleryArgument = None,
+    gallery_option: GalleryOption = None,
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Build from scratch instead of extending the last index.")
     ] = False,
@@ -97,7 +102,8 @@ def compact(
     from index.cli.progress import progress_bar
     from index.gallery import open_gallery
 
-    with open_gallery(gallery) as opened, progress_bar("Compacting") as on_progress:
+    address = one_gallery(gallery, gallery_option)
+    with open_gallery(address) as opened, progress_bar("Compacting") as on_progress:
         report = opened.compact(rebuild=rebuild, on_progress=on_progress)
     if report is None:
         typer.echo("The gallery has no active bundle: there is nothing to compact.")
@@ -108,8 +114,9 @@ def compact(
 
 @app.command(no_args_is_help=True)
 def snapshot(
-    gallery: GalleryArgument,
-    file: Annotated[Path, typer.Argument(help="The tar file to write.")],
+    gallery: GalleryArgument = None,
+    file: Annotated[str | None, typer.Argument(help="The tar file to write.", show_default=False)] = None,
+    gallery_option: GalleryOption = None,
     force: ForceOption = False,
 ) -> None:
     """Copy a gallery into one file, consistent while others read and write it.
@@ -119,19 +126,22 @@ def snapshot(
     from index.cli.progress import progress_bar
     from index.gallery import open_gallery
 
-    with open_gallery(gallery) as opened, progress_bar("Copying"):
-        card = opened.snapshot(file, force=force)
+    address, name = gallery_and(gallery, file, gallery_option, "file to write")
+    path = Path(name)
+    with open_gallery(address) as opened, progress_bar("Copying"):
+        card = opened.snapshot(path, force=force)
     index = f"index {card.index_name}" if card.index_name else "no index"
     typer.echo(
-        f"{file}: {card.items:,} items, {card.images:,} images as of revision {card.revision:,}, {index}, "
-        f"{_size(file.stat().st_size)}"
+        f"{path}: {card.items:,} items, {card.images:,} images as of revision {card.revision:,}, {index}, "
+        f"{_size(path.stat().st_size)}"
     )
 
 
 @app.command(no_args_is_help=True)
 def restore(
     file: Annotated[Path, typer.Argument(help="The snapshot to restore.")],
-    gallery: Annotated[str, typer.Argument(help="A new or empty folder.")],
+    gallery: Annotated[str | None, typer.Argument(help="A new or empty folder.", show_default=False)] = None,
+    gallery_option: GalleryOption = None,
 ) -> None:
     """Restore a gallery from a snapshot; every byte is checked before the gallery appears.
 
@@ -140,20 +150,22 @@ def restore(
     from index.cli.progress import progress_bar
     from index.gallery import restore_gallery
 
+    folder = one_gallery(gallery, gallery_option)
     with progress_bar("Restoring"):
-        card = restore_gallery(file, gallery)
+        card = restore_gallery(file, folder)
     typer.echo(
-        f"{gallery}: {card.items:,} items, {card.images:,} images as of revision {card.revision:,}, "
+        f"{folder}: {card.items:,} items, {card.images:,} images as of revision {card.revision:,}, "
         f"written {card.created:%Y-%m-%d %H:%M} UTC"
     )
     if card.images and not card.index_name:
-        typer.echo(f"The snapshot has no index, so searches scan all vectors; run: lookalike gallery compact {gallery}")
+        typer.echo(f"The snapshot has no index, so searches scan all vectors; run: lookalike gallery compact {folder}")
 
 
 @app.command(no_args_is_help=True)
 def export(
-    gallery: GalleryArgument,
-    file: Annotated[Path, typer.Argument(help="The Parquet file to write.")],
+    gallery: GalleryArgument = None,
+    file: Annotated[str | None, typer.Argument(help="The Parquet file to write.", show_default=False)] = None,
+    gallery_option: GalleryOption = None,
     bundle: Annotated[str | None, typer.Option(help="Id of the bundle to export. Default: the active one.")] = None,
     force: ForceOption = False,
 ) -> None:
@@ -164,9 +176,11 @@ def export(
     from index.cli.progress import progress_bar
     from index.gallery import open_gallery
 
-    with open_gallery(gallery) as opened, progress_bar("Exporting") as on_progress:
-        count = opened.export(file, bundle_id=bundle, force=force, on_progress=on_progress)
-    typer.echo(f"{file}: {count:,} images, {_size(file.stat().st_size)}")
+    address, name = gallery_and(gallery, file, gallery_option, "file to write")
+    path = Path(name)
+    with open_gallery(address) as opened, progress_bar("Exporting") as on_progress:
+        count = opened.export(path, bundle_id=bundle, force=force, on_progress=on_progress)
+    typer.echo(f"{path}: {count:,} images, {_size(path.stat().st_size)}")
 
 
 @app.command(no_args_is_help=True)
@@ -226,14 +240,14 @@ def _describe_contents(contents: "Contents") -> str:
 
 
 @app.command(no_args_is_help=True)
-def rollback(gallery: GalleryArgument) -> None:
+def rollback(gallery: GalleryArgument = None, gallery_option: GalleryOption = None) -> None:
     """Activate the bundle that was active before; running services follow automatically.
 
     Example: lookalike gallery rollback gallery
     """
     from index.gallery import open_gallery
 
-    with open_gallery(gallery) as opened:
+    with open_gallery(one_gallery(gallery, gallery_option)) as opened:
         before = opened.active_bundle()
         bundle_id = opened.rollback()
         typer.echo(f"Bundle {bundle_id} is active again; {before} is kept for another rollback.")
@@ -248,7 +262,11 @@ def rollback(gallery: GalleryArgument) -> None:
 
 @app.command(no_args_is_help=True)
 def activate(
-    gallery: GalleryArgument, bundle: Annotated[str, typer.Argument(help="Id of a bundle with vectors, see stats.")]
+    gallery: GalleryArgument = None,
+    bundle: Annotated[
+        str | None, typer.Argument(help="Id of a bundle with vectors, see stats.", show_default=False)
+    ] = None,
+    gallery_option: GalleryOption = None,
 ) -> None:
     """Activate a bundle without the checks of `lookalike reindex`; running services follow automatically.
 
@@ -257,18 +275,21 @@ def activate(
     from index.cli.progress import progress_bar
     from index.gallery import open_gallery
 
-    with open_gallery(gallery) as opened:
+    address, bundle_id = gallery_and(gallery, bundle, gallery_option, "bundle")
+    with open_gallery(address) as opened:
         with progress_bar("Building") as on_progress:
-            opened.activate(bundle, on_progress=on_progress)
-        missing = opened.images_without(bundle)
-    typer.echo(f"Bundle {bundle} is active.")
+            opened.activate(bundle_id, on_progress=on_progress)
+        missing = opened.images_without(bundle_id)
+    typer.echo(f"Bundle {bundle_id} is active.")
     if missing:
         typer.echo(f"{missing} images have no vector of it and are not found. Re-index their source with it.", err=True)
 
 
 @app.command(no_args_is_help=True)
 def drop(
-    gallery: GalleryArgument, bundle: Annotated[str, typer.Argument(help="Id of a bundle that is not active.")]
+    gallery: GalleryArgument = None,
+    bundle: Annotated[str | None, typer.Argument(help="Id of a bundle that is not active.", show_default=False)] = None,
+    gallery_option: GalleryOption = None,
 ) -> None:
     """Remove the vectors of a bundle that is no longer needed, its index and its model.
 
@@ -276,9 +297,10 @@ def drop(
     """
     from index.gallery import open_gallery
 
-    with open_gallery(gallery) as opened:
-        opened.drop_bundle(bundle)
-    typer.echo(f"Bundle {bundle} was removed.")
+    address, bundle_id = gallery_and(gallery, bundle, gallery_option, "bundle")
+    with open_gallery(address) as opened:
+        opened.drop_bundle(bundle_id)
+    typer.echo(f"Bundle {bundle_id} was removed.")
 
 
 def _quality(index: "IndexStats | BuildReport") -> str:

@@ -9,6 +9,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from index._util.validation import explain_errors
+from index.cli.arguments import GalleryArgument, GalleryOption, one_gallery
 from index.ingest.options import ReindexOptions
 
 if TYPE_CHECKING:
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from index.gallery.filters import Filter
 
 _STORED = TypeAdapter(dict[str, Any])
-_GALLERY = ReindexOptions.model_fields["gallery"].description
-GalleryArgument = Annotated[str | None, typer.Argument(help=_GALLERY, show_default=False)]
-GalleryOption = Annotated[str | None, typer.Option("--gallery", help="The same, as an option.")]
 
 
 def _option(name: str, *declarations: str, metavar: str | None = None) -> Any:
@@ -130,15 +128,6 @@ def _is_given(value: Any) -> bool:
     return value is not None and value is not False and value not in ([], ())
 
 
-def _one_gallery(argument: str | None, option: str | None) -> str:
-    """Returns the gallery, which is given as an argument or as an option."""
-    if argument and option and argument != option:
-        raise typer.BadParameter("Two galleries are given, as an argument and with --gallery.")
-    if not (argument or option):
-        raise typer.BadParameter("Name the gallery, as an argument or with --gallery.")
-    return argument or option or ""
-
-
 def jobs(
     gallery: GalleryArgument = None,
     gallery_option: GalleryOption = None,
@@ -153,7 +142,7 @@ def jobs(
     from index.cli.progress import format_job
     from index.gallery import open_gallery
 
-    with open_gallery(_one_gallery(gallery, gallery_option)) as opened:
+    with open_gallery(one_gallery(gallery, gallery_option)) as opened:
         if cancel is not None:
             opened.jobs.cancel(cancel)
             typer.echo(f"Job {cancel} stops after its current batch.")
@@ -186,7 +175,7 @@ def search(
 
     if not photo.is_file():
         raise LookalikeError(f"No photo at {photo}.", "Check the path.")
-    part, wanted, address = _parse_box(box), _parse_filter(filter), _one_gallery(gallery, gallery_option)
+    part, wanted, address = _parse_box(box), _parse_filter(filter), one_gallery(gallery, gallery_option)
     with open_gallery(address) as opened:
         active = opened.active_bundle()
         if active is None:

@@ -94,12 +94,13 @@ class JpegStructure(NamedTuple):
     """Segments; at most one more than the limit is counted."""
     samples: float
     """Stored values per pixel, below 3 where colour has a lower resolution."""
+    size: tuple[int, int] = (0, 0)
 
 
 def jpeg_structure(data: bytes) -> JpegStructure:
     """Counts the scans of the first image in a JPEG file; previews inside its metadata are skipped."""
     scans, parts, samples, components, place = 0, 0, 4.0, b"", 2
-    is_buffered = False
+    is_buffered, size = False, (0, 0)
     pattern = _MARKER
     while parts <= MAX_PARTS and (found := pattern.search(data, place)):
         marker, place, pattern = found[1][0], found.end(), _MARKER
@@ -111,6 +112,7 @@ def jpeg_structure(data: bytes) -> JpegStructure:
         if marker in _FRAMES:
             frame = data[place : place + 24]
             samples, components = _samples_per_pixel(frame), frame[7:8]
+            size = int.from_bytes(frame[5:7], "big"), int.from_bytes(frame[3:5], "big")
             is_buffered = is_buffered or marker in _PROGRESSIVE
         if marker == _SOS:
             is_buffered = is_buffered or data[place + 2 : place + 3] != components
@@ -119,7 +121,7 @@ def jpeg_structure(data: bytes) -> JpegStructure:
             scans, pattern = scans + 1, _SCAN_END
             if data.find(b"\xff\xda", place) < 0:
                 break  # the last scan; the pattern would take a tenth of the time of decoding to find its end
-    return JpegStructure(scans, is_buffered or scans > 1, parts, samples)
+    return JpegStructure(scans, is_buffered or scans > 1, parts, samples, size)
 
 
 def _samples_per_pixel(frame: bytes) -> float:

@@ -21,6 +21,7 @@ from index.embedding.image_formats import (
     recognise,
     webp_canvas,
 )
+from index.embedding.tiff import TiffError, TiffPage, read_tiff
 from index.errors import LookalikeError
 
 Reason = Literal[
@@ -34,8 +35,9 @@ Image.MAX_IMAGE_PIXELS = _MAX_PIXELS // 2
 # the thread that allocated them, and several threads together then hold more than is counted for one photo.
 Image.core.set_block_size(64 * 1024 * 1024)  # type: ignore[attr-defined]
 
-_REMEDY = "Send a complete JPEG, PNG, WebP, AVIF, HEIC, GIF or BMP file."
-_SUPPORTED = ("JPEG", "PNG", "WebP", "AVIF", "HEIC", "GIF", "BMP")
+_SUPPORTED = ("JPEG", "PNG", "WebP", "AVIF", "HEIC", "TIFF", "GIF", "BMP")
+SEND_FILE = f"Send a complete {', '.join(_SUPPORTED[:-1])} or {_SUPPORTED[-1]} file."
+"""Remedy for a file that is not a complete image of a supported format."""
 _MAX_SCANS = 100
 _MAX_SCANNED_PIXELS = 500_000_000
 """Limits of a progressive JPEG. Encoders write about ten scans; each costs a pass over all pixels for a few bytes of
@@ -69,7 +71,7 @@ class ImageError(LookalikeError):
 
     kind = "image"
 
-    def __init__(self, reason: Reason, problem: str, remedy: str = _REMEDY) -> None:
+    def __init__(self, reason: Reason, problem: str, remedy: str = SEND_FILE) -> None:
         super().__init__(problem, remedy)
         self.reason: Reason = reason
 
@@ -107,7 +109,23 @@ class Header(NamedTuple):
     mode: str
     jpeg: JpegStructure | None = None
     image: Image.Image | None = None
-    """Not for WebP, whose decoder allocates memory for all pixels when it is created."""
+    """Not for WebP, whose decoder allocates memory for all pixels when it is created, and not for TIFF."""
+    page: TiffPage | None = None
+
+    def open(self, data: bytes) -> Image.Image:
+        """Returns the image, whose pixels are still to be loaded."""
+        if self.image:
+            return self.image
+        if not self.page:
+            return open_image(data, self.format)
+        try:
+            image = open_image(self.page.extract(data), self.format)
+        except ImageError as error:
+            problem = "The TIFF cannot be decoded: its values are combined in an unusual way."
+            raise ImageError("unsupported", problem, "Convert it to JPEG.") from error
+        if image.size != self.size:
+            raise ImageError("unreadable", f"The TIFF does not have the {self.size[0]} x {self.size[1]} pixels.")
+        return image
 
 
 def read_header(data: bytes, limits: ImageLimits) -> Header:
@@ -121,6 +139,10 @@ def read_header(data: bytes, limits: ImageLimits) -> Header:
         return Header(name, canvas, "RGBA")
     if name not in _SUPPORTED:
         raise _unsupported(name)
+    if name == "TIFF":
+        page = _read_page(data)
+        _check_size(page.size, limits)
+        return Header(name, page.size, page.mode, page=page)
     jpeg = jpeg_structure(data) if name == "JPEG" else None
     if (jpeg.parts if jpeg else count_parts(data, name)) > MAX_PARTS:
         raise ImageError("unreadable", f"The image has more than {MAX_PARTS:,} parts.", "Save it again, as a JPEG.")
@@ -138,6 +160,14 @@ def read_header(data: bytes, limits: ImageLimits) -> Header:
     return Header(name, image.size, image.mode, jpeg, image)
 
 
+def _read_page(data: bytes) -> TiffPage:
+    try:
+        return read_tiff(data)
+    except TiffError as error:
+        remedy = "Convert it to JPEG." if error.reason == "unsupported" else SEND_FILE
+        raise ImageError(error.reason, f"The TIFF cannot be decoded: {error}.", remedy) from None
+
+
 def open_image(data: bytes, kind: str) -> Image.Image:
     """Opens an image of the format that Pillow names `kind`, or raises ImageError."""
     try:
@@ -145,16 +175,21 @@ def open_image(data: bytes, kind: str) -> Image.Image:
     except Image.DecompressionBombError:
         raise _too_many_pixels(f"more than {_MAX_PIXELS:,} pixels") from None
     except UnidentifiedImageError:
-        raise ImageError("unreadable", f"The image's header is not that of a {recognise(data)} file.") from None
+        raise ImageError("unreadable", f"The image's header is not that of {_a_file(recognise(data))}.") from None
     except Exception as error:  # Pillow's parsers raise many types on hostile headers
         raise ImageError("unreadable", f"The image's header cannot be read: {error}.") from error
 
 
 def _unsupported(name: str | None) -> ImageError:
     if name is None:
-        return ImageError("unsupported", "The bytes are not an image of a known format.")
-    article = "an" if name[0] in "AEIOU" or name == "SVG" else "a"
-    return ImageError("unsupported", f"This is {article} {name} file, which is not supported.", "Convert it to JPEG.")
+        return ImageError("unsupported", "This file is not a photo of a known format.")
+    return ImageError("unsupported", f"This is {_a_file(name)}, which is not supported.", "Convert it to JPEG.")
+
+
+def _a_file(name: str | None) -> str:
+    """Returns the name of a format in a sentence: an AVIF file, a PNG file."""
+    article = "an" if name and (name[0] in "AEIOU" or name == "SVG") else "a"
+    return f"{article} {name} file"
 
 
 def _register_heic() -> None:
@@ -231,8 +266,11 @@ def _memory(header: Header, size: int, side: float | None) -> int:
     per_pixel = max(copies, _DECODER_PIXEL_BYTES.get(header.format, 0))
     if header.format == "HEIC" and header.image and header.image.info.get("bit_depth", 16) > 8:
         per_pixel = _DEEP_HEIC_PIXEL_BYTES
+    stored_bytes = per_pixel * width * height
+    if header.page:  # a copy of the file, and a strip or tile at a time before its pixels are stored
+        stored_bytes = max(stored_bytes, stored * width * height + header.page.decoder_bytes) + size
     working = strip * min(width * height, STRIP_PIXELS) + _LINE_BYTES * (width + height)
-    return int(coefficients + per_pixel * width * height + working + size)
+    return int(coefficients + stored_bytes + working + size)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from pydantic import Field
 from index._util.models import Frozen
 from index.embedding.image_headers import (
     DEFAULT_LIMITS,
+    SEND_FILE,
     STRIP_PIXELS,
     ImageError,
     ImageLimits,
@@ -28,13 +29,13 @@ from index.embedding.image_headers import (
     decode_cost,
     default_decode_bytes,
     hold_memory,
-    open_image,
     read_header,
     reduced_scale,
 )
 
 __all__ = [
     "DEFAULT_LIMITS",
+    "SEND_FILE",
     "Box",
     "EncodedImage",
     "Fit",
@@ -199,12 +200,15 @@ class EncodedImage:
     def __init__(self, data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> None:
         check_bytes(len(data), limits)
         header = read_header(data, limits)
-        self._image = image = header.image or open_image(data, "WEBP")
+        self._image = image = header.open(data)
         width, height = image.size
         if not header.jpeg:
             with _image_errors():
                 image.load()
-        self._orientation = _read_orientation(image)
+        # Pillow would rotate a TIFF while loading it, so that the tag is not passed on to it.
+        self._orientation = (
+            _ORIENTATIONS.get(header.page.orientation, _UPRIGHT) if header.page else _read_orientation(image)
+        )
         self.size = (height, width) if self._orientation.swaps_axes else (width, height)
 
     def read(self, part: Box | None = None, side: float | None = None) -> tuple[Image.Image, Box]:

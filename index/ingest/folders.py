@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".heif", ".gif", ".bmp"}
-UNSUPPORTED_SUFFIXES = {".tif", ".tiff"}
+IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".avif", ".heic", ".heif", ".tif", ".tiff", ".gif", ".bmp"}
+UNSUPPORTED_SUFFIXES = {".jxl", ".jp2"}
 """Of photos that are not read: a re-index rejects them, so that nobody misses them unnoticed."""
 
 

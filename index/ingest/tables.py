@@ -113,7 +113,11 @@ def _csv_rows(columns: list[str], lines: Iterator[tuple[int, list[str]]]) -> Ite
         if len(fields) == len(columns):
             yield Row(where, {column: cell or None for column, cell in zip(columns, fields, strict=True)})
         else:
-            yield Row(where, {}, f"{len(fields)} fields under {len(columns)} columns")
+            yield Row(where, {}, f"{_count(len(fields), 'field')} under {_count(len(columns), 'column')}")
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def _read_json_lines(file: Path, title: str) -> Table:

@@ -44,9 +44,7 @@ def run(settings: Settings, *, announce: str = "") -> None:
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         if not settings.keys:
             log.warning("NO API KEYS: everybody who reaches %s may search, change and re-index the gallery", address)
-        print(f"Lookalike serves on {address} (stop with Ctrl-C)", flush=True)
-        if announce:
-            print(announce.format(address=address), flush=True)
+        _announce(settings, address, announce)
         config = uvicorn.Config(
             partial(_create_configured_app, settings),
             factory=True,
@@ -64,6 +62,16 @@ def run(settings: Settings, *, announce: str = "") -> None:
         with TemporaryDirectory(prefix="lookalike-metrics-") as folder:
             os.environ[FOLDER_VARIABLE] = folder  # inherited by the server processes
             _Workers(config, sockets=[listener]).run()
+
+
+def _announce(settings: Settings, address: str, announce: str) -> None:
+    """Reports that requests are accepted: to people on standard output, to programs that read a JSON log in it."""
+    if settings.log_format == "json":
+        log.info("Lookalike serves on %s", address, extra={"fields": {"address": address}})
+        return
+    print(f"Lookalike serves on {address} (stop with Ctrl-C)", flush=True)
+    if announce:
+        print(announce.format(address=address), flush=True)
 
 
 class _Workers(Multiprocess):

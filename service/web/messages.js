@@ -1,11 +1,10 @@
 // Messages of the service about photos, in words for people who do not use its API; others are shown as they are.
 
-const FORMATS = "JPEG, PNG, WebP, AVIF, HEIC";
+const FORMATS = "JPEG, PNG, WebP, AVIF or TIFF";
 const CHOOSE = "Choose another photo.";
 const MESSAGES = {
   "image-unsupported": {
-    title: "This file is not a photo", detail: `This file is not a photo that we can read (${FORMATS}).`,
-    remedy: CHOOSE,
+    title: "This file cannot be read as a photo", remedy: `Choose a photo that is saved as ${FORMATS}.`,
   },
   "image-empty": { title: "This file is empty", detail: "This file has no content.", remedy: CHOOSE },
   "image-unreadable": {

@@ -309,8 +309,9 @@ def test_items_with_the_same_photo_are_collapsed(browser: Browser, address: str)
 def test_text_file_shows_an_error_and_its_remedy(page: Page) -> None:
     upload(page, b"not a photo", "notes.txt", "text/plain")
     alert = page.get_by_role("alert")
-    expect(alert).to_contain_text("This file is not a photo that we can read (JPEG, PNG, WebP, AVIF, HEIC).")
-    expect(alert).to_contain_text("Choose another photo.")
+    expect(alert).to_contain_text("This file cannot be read as a photo")
+    expect(alert).to_contain_text("This file is not a photo of a known format.")
+    expect(alert).to_contain_text("Choose a photo that is saved as JPEG, PNG, WebP, AVIF or TIFF.")
     expect(page.locator("#problem-id")).to_contain_text("Request ")
     expect(alert.get_by_role("button", name="Try again")).to_be_hidden()  # it would fail again
     expect(page.locator("#results .card")).to_have_count(0)

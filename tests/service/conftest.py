@@ -100,6 +100,16 @@ class ServiceProcess(NamedTuple):
     log: Path
 
 
+def _wait_for_line(log: Path, process: subprocess.Popen[str]) -> str:
+    """Returns the line with which a JSON log reports that requests are accepted."""
+    while process.poll() is None:
+        for line in log.read_text().splitlines():
+            if "Lookalike serves on" in line:
+                return line
+        time.sleep(0.05)
+    return ""
+
+
 @contextmanager
 def running(settings: Settings, folder: Path, **variables: str) -> Iterator[ServiceProcess]:
     """Runs `lookalike serve` in its own process."""
@@ -110,7 +120,9 @@ def running(settings: Settings, folder: Path, **variables: str) -> Iterator[Serv
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     assert process.stdout
     try:
-        match = re.search(r"http://\S+", process.stdout.readline())
+        in_log = variables.get("LOOKALIKE_LOG_FORMAT") == "json"
+        line = _wait_for_line(log, process) if in_log else process.stdout.readline()
+        match = re.search(r"http://[^\s\"]+", line)
         assert match, log.read_text()
         yield ServiceProcess(match[0], process, log)
     finally:

@@ -37,6 +37,7 @@ class Follower:
         self._damaged: str | None = None
         self._news = -1
         self._view = self._start(bundle)
+        self._reported = self._view.index.name
 
     @property
     def last_view(self) -> View:
@@ -57,6 +58,7 @@ class Follower:
             if bundle.index_name not in (None, self._view.index.name, self._damaged):
                 self._open_in_background(bundle)
             self._news = news
+            self._report_index(self._view)
             return self._view
 
     def reopen(self, view: View) -> View:
@@ -108,6 +110,12 @@ class Follower:
     def _view_of(self, bundle: BundleRow, built: BuiltIndex) -> View:
         return View(bundle, built, built.revision, self._settings)
 
+    def _report_index(self, view: View) -> None:
+        """Logs an index that replaces another one, once; vectors that are read from the store have no name."""
+        if view.index.name not in (None, self._reported):
+            self._reported = view.index.name
+            log.info("bundle %s is searched with the new index %s", view.bundle.id, view.index.name)
+
     def _report_damage(self, bundle: BundleRow, error: IndexDamaged) -> None:
         log.warning("%s Until then searches scan the store's vectors.", error)
         self._damaged = bundle.index_name
@@ -125,6 +133,7 @@ class Follower:
             with self._lock:
                 if bundle.key == self._view.bundle.key:  # else it was dropped and indexed again
                     self._view = self._catch_up(view)
+                    self._report_index(self._view)
         except IndexDamaged as error:
             current = self._store.read.bundle(bundle.id)
             if current and current.index_name == bundle.index_name:

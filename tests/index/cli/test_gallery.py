@@ -211,3 +211,30 @@ def test_copy_reports_both_sides_and_verify_only_finds_a_difference(
     refused = run("copy", tmp_path / "nothing", tmp_path / "new")
     assert refused.returncode == 1
     assert not (tmp_path / "new").exists(), "nothing is created before the source is open"
+
+
+def test_every_command_accepts_the_gallery_as_an_option(gallery: Path, tmp_path: Path, output: Output) -> None:
+    option = ("--gallery", gallery)
+    assert output("stats", *option) == output("stats", gallery) == output("stats", gallery, *option)
+    assert "No fault found" in output("verify", *option)
+    assert "generation" in output("compact", *option)
+    assert "items" in output("snapshot", *option, tmp_path / "backup.tar")
+    assert "items" in output("restore", tmp_path / "backup.tar", "--gallery", tmp_path / "restored")
+    assert "images" in output("export", tmp_path / "vectors.parquet", *option)
+    assert f"Bundle {BUNDLE} is active." in output("activate", BUNDLE, *option)
+    assert (tmp_path / "backup.tar").is_file() and (tmp_path / "vectors.parquet").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("stats", "here", "--gallery", "there"), "Two galleries are given"),
+        (("snapshot", "here", "file", "--gallery", "there"), "Two galleries are given"),
+        (("stats", "--json"), "Name the gallery, as an argument or with --gallery."),
+        (("snapshot", "here"), "Name the file to write."),
+        (("drop", "--gallery", "here"), "Name the bundle."),
+    ],
+)
+def test_gallery_is_given_once(arguments: tuple[str, ...], message: str, run: Run) -> None:
+    ended = run(*arguments)
+    assert ended.returncode == 2 and message in " ".join(ended.stderr.replace("│", " ").split())

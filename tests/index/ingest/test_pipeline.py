@@ -177,16 +177,19 @@ def test_links_out_of_a_folder_of_photos_are_rejects(tmp_path: Path, bundle: Pat
     assert (more.embedded, more.rejected) == (3, 0)
 
 
-def test_tiff_files_in_a_folder_are_rejects_and_other_files_are_left_out(tmp_path: Path, bundle: Path) -> None:
+def test_photos_in_a_folder_that_are_not_read_are_rejects_and_other_files_are_left_out(
+    tmp_path: Path, bundle: Path
+) -> None:
     folder = write_tiny_folder(tmp_path / "shop", views=1)
-    (folder / "red" / "scan.TIFF").write_bytes(b"II*\0" + bytes(60))
+    (folder / "red" / "new.JXL").write_bytes(b"\xff\x0a" + bytes(60))
+    Image.new("RGB", (32, 32), "red").save(folder / "red" / "scan.TIFF")
     (folder / "red" / "notes.txt").write_text("no photo")
     summary = index_source(folder, gallery=tmp_path / "gallery", bundle=bundle)
-    assert (summary.embedded, summary.rejected) == (8, 1)
+    assert (summary.embedded, summary.rejected) == (9, 1)
     with (tmp_path / "rejects.csv").open() as file:
         (reject,) = csv.DictReader(file)
-    assert (reject["item_id"], reject["image_id"], reject["reason"]) == ("red", "scan.TIFF", "unsupported")
-    assert "TIFF" in reject["problem"]
+    assert (reject["item_id"], reject["image_id"], reject["reason"]) == ("red", "new.JXL", "unsupported")
+    assert "JPEG XL" in reject["problem"]
 
 
 def test_labelled_queries_follow_the_same_rules(tmp_path: Path, bundle: Path) -> None:

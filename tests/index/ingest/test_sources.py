@@ -185,6 +185,7 @@ def test_several_addresses_patterns_and_folders_are_one_source(tmp_path: Path) -
         ("t.csv", "item_id,image\n", "has no images"),
         ("t.csv", "item_id,image\n\n2,\n", "t.csv, line 3: no value for 'image', only for item_id"),
         ("t.csv", "item_id,image\n1,a.jpg,surplus\n", "line 2: 3 fields under 2 columns"),
+        ("t.csv", "item_id,image\n1\n", "line 2: 1 field under 2 columns"),
         ("t.csv", f"item_id,image\n1,{'x' * 600}\n", "line 2: image_id: .* has 600 characters"),
         ("t.csv", f"item_id,image,title\n1,a.jpg,{'x' * 1001}\n", "line 2: title .* at most 1,000 characters"),
         ("t.jsonl", json.dumps({"item_id": "1", "image": "a", "url": "x" * 2001}), "line 1: url .* at most 2,000 char"),

@@ -385,5 +385,18 @@ def test_photo_in_an_unsupported_format_is_named(client: httpx.Client) -> None:
     heic = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic"
     answer = client.post("/v1/search", content=heic, headers={"Content-Type": "image/heic"})
     assert answer.status_code in (415, 422) and "HEI" in answer.json()["detail"]
-    answer = client.post("/v1/search", content=b"II*\0" + bytes(40), headers={"Content-Type": "image/tiff"})
-    assert problem(answer, 415, "image-unsupported")["detail"] == "This is a TIFF file, which is not supported."
+    answer = client.post("/v1/search", content=b"\xff\x0a" + bytes(40), headers={"Content-Type": "image/jxl"})
+    assert problem(answer, 415, "image-unsupported")["detail"] == "This is a JPEG XL file, which is not supported."
+    text = problem(client.post("/v1/search", files={"image": b"hello"}), 415, "image-unsupported")
+    assert (text["title"], text["detail"]) == (
+        "Unsupported photo format",
+        "This file is not a photo of a known format.",
+    )
+    assert text["remedy"] == "Send a complete JPEG, PNG, WebP, AVIF, HEIC, TIFF, GIF or BMP file."
+
+
+def test_tiff_finds_its_photo(client: httpx.Client) -> None:
+    photo = io.BytesIO()
+    Image.open(io.BytesIO(tiny_photo(0, 7))).save(photo, "TIFF", compression="tiff_lzw")
+    answer = client.post("/v1/search", content=photo.getvalue(), headers={"Content-Type": "image/tiff"})
+    assert answer.json()["items"][0]["id"] == f"ball-{COLOURS[0]}"

@@ -52,13 +52,13 @@ def test_a_class_in_both_train_and_test_is_refused(tmp_path: Path) -> None:
 
 def test_files_of_unknown_types_and_empty_folders_are_remarked_but_hidden_ones_are_not(tmp_path: Path) -> None:
     folder = write_tiny_folder(tmp_path / "photos")
-    for name in ("red/a.tiff", "red/b.tiff", "blue/notes.txt", "blue/._0.jpg", ".trash/0.jpg", "later/deep/0.txt"):
+    for name in ("red/a.psd", "red/b.psd", "blue/notes.txt", "blue/._0.jpg", ".trash/0.jpg", "later/deep/0.txt"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
     data = load_data(f"folder:{folder}")
     assert data.remarks == (
         "1 folder holds no photos: later/deep.",
-        "4 files are not images of a known type and left out: .tiff (2), .txt (2).",
+        "4 files are not images of a known type and left out: .psd (2), .txt (2).",
     )
     assert len(data.train) + len(data.test) == 32
 

@@ -1,5 +1,6 @@
 """Followers: readers catch up with every write, adopt newer generations, and fall back to the store on damage."""
 
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -56,7 +57,10 @@ def test_the_same_news_returns_the_same_view(store: MemoryStore) -> None:
     assert (view.index.masked, newer.index.masked) == (0, 1)
 
 
-def test_a_newer_index_replaces_the_delta(store: MemoryStore) -> None:
+def test_a_newer_index_replaces_the_delta_and_is_logged_once(
+    store: MemoryStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="index")
     follower = follow(store, MemoryIndex(store))
     store.upsert([(Item(id="lamp"), [photo("on", unit(0, 0, 1))])], BUNDLE)
     first = follower.view(store.news())
@@ -66,6 +70,9 @@ def test_a_newer_index_replaces_the_delta(store: MemoryStore) -> None:
     follower.settle()
     newer = follower.view(store.news())
     assert (newer.index.name, newer.pending, newer.revision) == (f"2-{BUNDLE}", 0, 2)
+    store.delete(["mug"])
+    follower.view(store.news())
+    assert caplog.messages == [f"bundle {BUNDLE} is searched with the new index 2-{BUNDLE}"], "not the one of the start"
 
 
 def test_a_damaged_index_is_reported_once_and_the_store_is_searched(store: MemoryStore) -> None:
