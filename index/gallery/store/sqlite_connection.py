@@ -28,12 +28,14 @@ def store_error(path: Path, error: Exception, action: _Action = "written") -> St
     problem = f"{what[action]}: {reason}."
     name = getattr(error, "sqlite_errorname", "")
     number = getattr(error, "errno", None)
+    # A disk that turns read-only while the file is open fails like a full one.
+    is_unwritable = name == "SQLITE_IOERR_WRITE" and is_read_only(path)
+    if is_unwritable or name.startswith(("SQLITE_READONLY", "SQLITE_PERM")) or number in _READ_ONLY:
+        return StoreReadOnly(problem, "Make its folder writable, and try again.")
     if name in ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE") or is_disk_full(error):
         return StorageFull(problem, "Free space on its disk, and try again.")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")):
         return StoreBusy(problem, "Wait until the other writer has ended, and try again.")
-    if name.startswith(("SQLITE_READONLY", "SQLITE_PERM")) or number in _READ_ONLY:
-        return StoreReadOnly(problem, "Make its folder writable, and try again.")
     if name.startswith("SQLITE_CANTOPEN") or number in (errno.EMFILE, errno.ENFILE):
         return StoreError(problem, "Check the permissions of its folder, and the limit of open files (ulimit -n).")
     if name.startswith(("SQLITE_IOERR_LOCK", "SQLITE_IOERR_RDLOCK", "SQLITE_IOERR_SHMLOCK")):

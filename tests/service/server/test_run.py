@@ -67,7 +67,7 @@ def test_a_bug_when_the_application_starts_is_logged_with_its_traceback(
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.1)
@@ -97,7 +97,7 @@ def test_a_server_process_that_cannot_start_again_is_started_until_it_can(settin
             assert httpx.post(f"{service.address}/v1/search", files=PHOTO, timeout=60).status_code == 200
         finally:
             hidden.rename(bundle)
-        until(lambda: service.log.read_text().count("Application startup complete") == 3)
+        until(lambda: service.log.read_text().count("Application startup complete") >= 3)
         assert len(children(service.process.pid)) == 2
         assert service.process.poll() is None
         assert "Traceback" not in service.log.read_text()
