@@ -7,6 +7,7 @@ everybody late.
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from math import inf
 from time import monotonic
 from typing import Literal, ParamSpec, Protocol, TypeVar, get_args
 
@@ -14,6 +15,7 @@ import anyio.to_thread
 from anyio import CapacityLimiter
 
 from index._util.byte_budget import ByteBudget, QueueFull
+from index._util.deadline import deadline
 from index._util.system import usable_cores
 from index.errors import LookalikeError
 from service.memory import MemoryPlan, Share
@@ -74,12 +76,14 @@ class Telemetry(Protocol):
 
 
 class _ThreadPool:
-    """Threads of one kind of work and the bound on its queue."""
+    """Threads of one kind of work and the bounds on its queue."""
 
-    def __init__(self, threads: int, waiting: int) -> None:
+    def __init__(self, threads: int, waiting: int, seconds: float = inf) -> None:
         self.limiter = CapacityLimiter(threads)
         self.threads = threads
         self.capacity = threads + waiting
+        self.seconds = seconds
+        """How long work may wait, for a thread and for locks of other processes together."""
         self.count = 0
         self.moved_at = 0.0
         """When the last thread was taken while some were free, or one became free."""
@@ -101,8 +105,8 @@ class Admission:
             # One, because a list of a thousand items takes as long as many searches.
             "list": _ThreadPool(1, waiting),
             # The store has one writer at a time; a second one prepares its statements meanwhile.
-            "write": _ThreadPool(2, settings.max_writes),
-            "job": _ThreadPool(2, waiting),
+            "write": _ThreadPool(2, settings.max_writes, settings.wait_seconds),
+            "job": _ThreadPool(2, waiting, settings.wait_seconds),
             "status": _ThreadPool(2, waiting),
         }
         plan = MemoryPlan.from_settings(settings)
@@ -157,7 +161,7 @@ class Admission:
     async def run(
         self, pool: Pool, work: Callable[Arguments, Result], *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
-        """Runs blocking work in a thread of the pool, or refuses when too much waits for one.
+        """Runs blocking work in a thread of the pool, or refuses when too much waits for one, or it waited too long.
 
         A thread that has begun is waited for even when the caller is cancelled: it holds memory that is counted.
         """
@@ -168,7 +172,9 @@ class Admission:
         if own.count <= own.threads:
             own.moved_at = monotonic()
         try:
-            return await anyio.to_thread.run_sync(lambda: work(*args, **kwargs), limiter=own.limiter)
+            with deadline(own.seconds), anyio.move_on_after(own.seconds):
+                return await anyio.to_thread.run_sync(lambda: work(*args, **kwargs), limiter=own.limiter)
+            raise self.refuse(pool, f"Other {_NOUNS[pool]} have not ended for {own.seconds:g} s.")
         except QueueFull:
             raise self.refuse(pool, f"The memory for {_NOUNS[pool]} is in use, and others wait for it.") from None
         finally:

@@ -13,7 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
 from service.admission import Admission
-from service.middleware import CONTENT_POLICY, AnswerLimit, BodyLimit, RequestContext
+from service.middleware import CONTENT_POLICY, AnswerLimit, BodyLimit, RequestContext, StartErrors
 from service.observability.metrics import Telemetry
 from service.observability.tracing import Tracing
 from service.openapi import DescribedApp
@@ -71,6 +71,7 @@ def create_app(settings: Settings) -> FastAPI:
             expose_headers=["ETag", "Location", "Retry-After", "X-Request-Id"],
         )
     app.add_middleware(RequestContext, telemetry=telemetry)
+    app.add_middleware(StartErrors)
     for routes in (search, items, jobs, status, media):
         app.include_router(routes.router)
     app.mount("/web/swagger", StaticFiles(packages=[("fastapi_offline", "static")]), name="swagger")

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+import sys
 import uuid
 from time import perf_counter
 
@@ -11,6 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from index.errors import LookalikeError
 from service.admission import Admission
 from service.memory import BODY_FACTOR, ESCAPED_JSON_FACTOR, JSON_FACTOR
 from service.observability.logging import current_request_id, log_request
@@ -38,6 +40,25 @@ _CLIENT_LEFT = 499
 _PIECE_BYTES = 64 * 1024
 """Size of the pieces that an answer is sent in."""
 _SAFE_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class StartErrors:
+    """Logs an error that the user can fix in one line when the application cannot start.
+
+    Starlette would log each error with its traceback.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_short(message: Message) -> None:
+            error = sys.exception()
+            if message["type"] == "lifespan.startup.failed" and isinstance(error, LookalikeError):
+                message = {**message, "message": str(error)}
+            await send(message)
+
+        await self._app(scope, receive, send_short if scope["type"] == "lifespan" else send)
 
 
 class RequestContext:

@@ -135,6 +135,9 @@ class Settings(BaseSettings):
         ge=1,
         description="open connections per process from one address, such as a proxy's; default: half of all",
     )
+    wait_seconds: float = Field(
+        default=30, gt=0, description="how long a write, or a request about jobs, waits for others and for their locks"
+    )
     max_write_attempts: int = Field(
         default=32, ge=1, description="attempts of a write to an item that others change at the same time"
     )

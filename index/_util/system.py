@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from index._util.deadline import seconds_left
 from index.errors import LookalikeError
 
 
@@ -63,16 +64,19 @@ class LockError(LookalikeError):
 
 @contextmanager
 def exclusive_lock(path: Path, timeout: float = 60.0) -> Iterator[None]:
-    """Holds the exclusive lock of a folder or a file, which is created; other processes wait up to `timeout` seconds.
+    """Holds the exclusive lock of a folder or a file, which is created.
+
+    Others wait up to `timeout` seconds, and not beyond their deadline.
 
     The lock ends with its process.
     """
     with _open_lock(path) as descriptor:
-        end = time.monotonic() + timeout
+        seconds = seconds_left(timeout)
+        end = time.monotonic() + seconds
         while not try_lock(descriptor, path):
             if time.monotonic() > end:
                 raise LockError(
-                    f"{path.name} has been locked by another process for {timeout:.0f} s.",
+                    f"{path.name} has been locked by another process for {seconds:.0f} s.",
                     "Wait until it ends, or stop it.",
                 )
             time.sleep(0.02)

@@ -6,6 +6,7 @@ documented, so pyproject.toml bounds its version; `tests/service/server/test_pro
 
 import asyncio
 import socket
+import struct
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
@@ -120,9 +121,16 @@ class Connection(H11Protocol):
     def _check_reader(self, before: int) -> None:
         size = self.transport.get_write_buffer_size()
         if before - size < _MIN_READ_RATE * self._limits.write_seconds:
-            self.transport.abort()
+            self._reset()
         else:
             self._watch_reader(size)
+
+    def _reset(self) -> None:
+        """Closes the connection at once. The system drops what it holds; else it would wait for a slow client too."""
+        connected = self.transport.get_extra_info("socket")
+        if connected is not None and connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
 
     def _cancel_write_timer(self) -> None:
         if self._write_timer:

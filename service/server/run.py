@@ -6,13 +6,19 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.supervisors import Multiprocess
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors.multiprocess import Multiprocess, Process
 
 from index.errors import LookalikeError
 from service.admission import Admission
@@ -30,15 +36,29 @@ log = logging.getLogger(__name__)
 
 _SHUTDOWN_SECONDS = 30
 """Time for accepted requests to finish at shutdown."""
+_RESTART_SECONDS = 2.0
+"""Pause before a process that could not start is started again."""
+_START_FAILED = 1
+"""The exit code of an error that the user can fix."""
 _HEALTHCHECK_SECONDS = 30
 """Time for a process to report that it is alive; while it starts on a busy machine it cannot."""
 
 
 def run(settings: Settings, *, announce: str = "") -> None:
-    """Serves until interrupted. Invalid settings raise here instead of being logged by a half-started server."""
+    """Serves until interrupted. What prevents a start raises here instead of being logged by a half-started server."""
     configure(settings)
     configure_allocator()
-    asyncio.run(_check_start(settings))
+    try:
+        asyncio.run(_check_start(settings))
+        _serve(settings, announce)
+    except LookalikeError as error:
+        if settings.log_format == "text":
+            raise  # the command line prints it
+        log.critical("%s", error)
+        sys.exit(_START_FAILED)
+
+
+def _serve(settings: Settings, announce: str) -> None:
     with _listen(settings.host, settings.port) as listener:
         host, port = listener.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -57,11 +77,30 @@ def run(settings: Settings, *, announce: str = "") -> None:
             timeout_worker_healthcheck=_HEALTHCHECK_SECONDS,
         )
         if settings.workers == 1:
-            Server(config).run(sockets=[listener])
+            try:
+                Server(config).run(sockets=[listener])
+            except SystemExit as error:  # it could not start, which it has logged
+                sys.exit(_START_FAILED if error.code == STARTUP_FAILURE else error.code)
             return
-        with TemporaryDirectory(prefix="lookalike-metrics-") as folder:
-            os.environ[FOLDER_VARIABLE] = folder  # inherited by the server processes
-            _Workers(config, sockets=[listener]).run()
+        with _metrics_folder() as folder:
+            os.environ[FOLDER_VARIABLE] = str(folder)  # inherited by the server processes
+            workers = _Workers(config, sockets=[listener])
+            workers.run()
+        if workers.have_failed:
+            sys.exit(_START_FAILED)
+
+
+@contextmanager
+def _metrics_folder() -> Iterator[Path]:
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(TemporaryDirectory(prefix="lookalike-metrics-"))
+        except OSError as error:
+            raise LookalikeError(
+                f"No temporary folder can be created: {error.strerror or error}.",
+                "Free space there, or set TMPDIR to another folder.",
+            ) from None
+        yield Path(folder)
 
 
 def _announce(settings: Settings, address: str, announce: str) -> None:
@@ -75,7 +114,32 @@ def _announce(settings: Settings, address: str, announce: str) -> None:
 
 
 class _Workers(Multiprocess):
-    """Server processes whose parent closes the port at shutdown, so that it closes when the last of them does."""
+    """Server processes whose parent closes the port at shutdown, so that it closes when the last of them does.
+
+    uvicorn's parent ends all of them when one cannot start. Once the first ones have started, the fault may pass, such
+    as a full disk: then the others continue, and it is started again.
+    """
+
+    have_failed = False
+    """Whether one of the first processes could not start."""
+
+    def init_processes(self) -> None:
+        super().init_processes()
+        self._first = set(self.processes)
+
+    def keep_subprocess_alive(self) -> None:
+        if self.should_exit.is_set():
+            return
+        super().keep_subprocess_alive()
+        failed = {process for process in self.processes if process.process.exitcode == STARTUP_FAILURE}
+        self.have_failed = not failed.isdisjoint(self._first)
+        if failed and not self.have_failed:
+            self.should_exit.clear()
+            time.sleep(_RESTART_SECONDS)
+            for place, process in enumerate(self.processes):
+                if process in failed:
+                    self.processes[place] = Process(self.config, self.sockets)
+                    self.processes[place].start()
 
     def terminate_all(self) -> None:
         super().terminate_all()

@@ -1,14 +1,17 @@
 """The admission controller: each kind of work has its own limit, and what exceeds it is refused at once."""
 
 import asyncio
+import sqlite3
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import get_args
 
 import pytest
 
+from index._util.deadline import seconds_left
 from service.admission import Admission, Lane, Overloaded, Pool, Refusal
 from service.memory import MemoryPlan
 from service.settings import Settings
@@ -87,6 +90,53 @@ async def test_work_gets_its_arguments_and_its_error_reaches_the_caller() -> Non
     assert await admission.run("read", sorted, [1, 3, 2], reverse=True) == [3, 2, 1]
     with pytest.raises(ZeroDivisionError):
         await admission.run("read", divmod, 1, 0)
+
+
+@pytest.mark.anyio
+async def test_a_write_that_gets_no_thread_in_time_is_refused_and_one_that_has_begun_is_awaited() -> None:
+    counts, blocker, begun = Counts(), Blocker(), asyncio.Event()
+    admission, loop, ran = Admission(limits(wait_seconds=0.2), counts), asyncio.get_running_loop(), list[str]()
+
+    def begin() -> str:
+        loop.call_soon_threadsafe(begun.set)
+        return blocker()
+
+    running = [asyncio.create_task(admission.run("write", begin)) for _ in range(2)]
+    await asyncio.wait_for(begun.wait(), 10)
+    with pytest.raises(Overloaded, match=r"Other writes have not ended for 0\.2 s"):
+        await admission.run("write", ran.append, "waited")
+    assert not any(task.done() for task in running)
+    blocker.released.set()
+    assert await asyncio.gather(*running) == ["done"] * 2
+    assert await admission.run("write", lambda: "free again") == "free again"
+    assert (ran, counts.refusals) == ([], {"write": 1})
+
+
+@pytest.mark.anyio
+async def test_the_time_that_a_write_waited_for_a_thread_is_not_given_to_its_locks() -> None:
+    admission = Admission(limits(wait_seconds=5), Counts())
+    blocker, left = Blocker(), list[float]()
+    running = [asyncio.create_task(admission.run("write", blocker)) for _ in range(2)]
+    waiting = asyncio.create_task(admission.run("write", lambda: left.append(seconds_left())))
+    await asyncio.sleep(0.5)
+    blocker.released.set()
+    await asyncio.gather(*running, waiting)
+    assert left[0] <= 4.5
+
+
+def test_writes_of_many_clients_are_refused_by_one_deadline_while_another_process_holds_the_lock(
+    settings: Settings,
+) -> None:
+    database = Path(settings.gallery) / "catalogue.sqlite"
+    with serving(settings.model_copy(update={"wait_seconds": 0.5})) as client, ThreadPoolExecutor(8) as threads:
+        with closing(sqlite3.connect(database, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            writes = [threads.submit(client.patch, "/v1/items/ball-red", json={"title": "new"}) for _ in range(8)]
+            answers = [write.result() for write in writes]
+            other.execute("ROLLBACK")
+        for answer in answers:
+            assert problem(answer, 503, "overloaded") and int(answer.headers["retry-after"]) >= 1
+        assert client.patch("/v1/items/ball-red", json={}).status_code == 200
 
 
 def test_received_bytes_and_answers_are_counted_apart() -> None:

@@ -12,6 +12,7 @@ from os.path import samestat
 from pathlib import Path
 from types import MappingProxyType
 
+from index._util.deadline import deadline
 from index._util.files import create_directory
 from index._util.system import exclusive_lock
 from index.embedding.bundle import CARD_FILE, MODEL_FILE, README_FILE, Bundle
@@ -21,7 +22,14 @@ from index.gallery.settings import GallerySettings
 from index.gallery.store.base import BundleRow
 from index.gallery.store.rows import check_digest, check_vector, format_attributes, pack_vector
 from index.gallery.store.schema import PAGE_BYTES, prepare
-from index.gallery.store.sqlite_connection import connect, file_errors, is_read_only, log_of, transaction
+from index.gallery.store.sqlite_connection import (
+    BUSY_SECONDS,
+    connect,
+    file_errors,
+    is_read_only,
+    log_of,
+    transaction,
+)
 from index.gallery.store.sqlite_jobs import JOBS_FILE, LOCK_FILE, SQLiteJobs
 from index.gallery.store.sqlite_reader import SQLiteReader
 from index.gallery.store.wal import find_damage, keep_damaged_log, kept_logs
@@ -103,7 +111,8 @@ class SQLiteStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        with self._lock:
+        # One deadline for both waits: another thread may hold the lock while it waits for another process.
+        with deadline(BUSY_SECONDS), self._lock:
             self.check()
             with transaction(self._db):
                 yield

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Literal, NoReturn, Self, cast
 
+from index._util.deadline import seconds_left
 from index._util.files import is_disk_full
 from index.gallery.errors import RESTORE, StorageFull, StoreBusy, StoreError, StoreReadOnly
 
@@ -27,12 +28,14 @@ def store_error(path: Path, error: Exception, action: _Action = "written") -> St
     problem = f"{what[action]}: {reason}."
     name = getattr(error, "sqlite_errorname", "")
     number = getattr(error, "errno", None)
+    # A disk that turns read-only while the file is open fails like a full one.
+    is_unwritable = name == "SQLITE_IOERR_WRITE" and is_read_only(path)
+    if is_unwritable or name.startswith(("SQLITE_READONLY", "SQLITE_PERM")) or number in _READ_ONLY:
+        return StoreReadOnly(problem, "Make its folder writable, and try again.")
     if name in ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE") or is_disk_full(error):
         return StorageFull(problem, "Free space on its disk, and try again.")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_PROTOCOL")):
         return StoreBusy(problem, "Wait until the other writer has ended, and try again.")
-    if name.startswith(("SQLITE_READONLY", "SQLITE_PERM")) or number in _READ_ONLY:
-        return StoreReadOnly(problem, "Make its folder writable, and try again.")
     if name.startswith("SQLITE_CANTOPEN") or number in (errno.EMFILE, errno.ENFILE):
         return StoreError(problem, "Check the permissions of its folder, and the limit of open files (ulimit -n).")
     if name.startswith(("SQLITE_IOERR_LOCK", "SQLITE_IOERR_RDLOCK", "SQLITE_IOERR_SHMLOCK")):
@@ -45,6 +48,8 @@ def store_error(path: Path, error: Exception, action: _Action = "written") -> St
 SQLITE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError)
 """The second one if a message of SQLite contains damaged text."""
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+BUSY_SECONDS = 30.0
+"""How long a write waits for another writer, unless a deadline ends sooner."""
 _RETRY_SECONDS = 0.01
 """Between two attempts to begin a transaction while another writer holds the lock."""
 _OUR_MISTAKES = (sqlite3.ProgrammingError, sqlite3.DataError, sqlite3.NotSupportedError)
@@ -129,7 +134,7 @@ def connect(path: Path, action: _Action = "opened") -> StoreConnection:
         connection = sqlite3.connect(
             f"{path.absolute().as_uri()}{mode}",
             uri=True,
-            timeout=30,
+            timeout=BUSY_SECONDS,
             check_same_thread=False,
             isolation_level=None,
             factory=StoreConnection,
@@ -178,13 +183,13 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _begin(connection: sqlite3.Connection) -> None:
-    """Begins a transaction; waits for another writer as long as the connection's busy timeout.
+    """Begins a transaction; waits for another writer as long as the connection's busy timeout and the deadline allow.
 
     It waits outside SQLite. Within, SQLite holds a mutex of the connection, and whoever frees a cursor of an earlier
     error waits for it: that was the event loop of the service, which answered nothing meanwhile.
     """
     (milliseconds,) = connection.execute("PRAGMA busy_timeout").fetchone()
-    end = monotonic() + milliseconds / 1000
+    end = monotonic() + seconds_left(milliseconds / 1000)
     connection.execute("PRAGMA busy_timeout = 0")
     try:
         while True:

@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 JOBS_FILE = "jobs.sqlite"
 LOCK_FILE = ".lockfile"
 """Held while files are created. Not the folder: that would also wait for `flock FOLDER command`."""
+_OPENING_SECONDS = 10.0
+"""How long to wait for another process that opens the history. Other threads of this one wait meanwhile."""
 _STARTING_SECONDS = 60.0
 """How long the process of a job may take from its begin to its claim."""
 _IDENTITY = {"id", "source", "bundle_id"}
@@ -111,7 +113,7 @@ class SQLiteJobs:
                 self._connection = self._open_read_only()
             else:
                 # SQLite's timeout does not cover concurrent changes of the journal mode.
-                with exclusive_lock(self._directory / LOCK_FILE), file_errors(self._path):
+                with exclusive_lock(self._directory / LOCK_FILE, _OPENING_SECONDS), file_errors(self._path):
                     self._connection = self._open_or_replace()
                     self._opened_file = self._path.stat()
         return self._connection

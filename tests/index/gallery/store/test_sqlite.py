@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from index._util.deadline import deadline
 from index.embedding.bundle import Bundle
 from index.errors import LookalikeError
 from index.gallery import open_gallery, verify_gallery
@@ -166,6 +167,30 @@ def test_freeing_the_error_of_a_writer_does_not_wait_for_the_next_one(tmp_path: 
             errors.clear()
             other.execute("ROLLBACK")
             assert writing.result() is not None
+    store.close()
+
+
+def test_writers_of_two_threads_share_no_wait_but_have_a_deadline_each(tmp_path: Path) -> None:
+    """The second one waits for the first, which waits for another process: it must not wait once more then."""
+    directory = fill(tmp_path / "gallery")
+    store = SQLiteStore(directory)
+
+    def fail_to_delete(name: str) -> float:
+        started = time.monotonic()
+        with deadline(1), pytest.raises(StoreBusy):
+            store.delete([name])
+        return time.monotonic() - started
+
+    with closing(sqlite3.connect(directory / STORE_FILE, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with ThreadPoolExecutor(4) as threads:
+            started = time.monotonic()
+            waits = list(threads.map(fail_to_delete, ["item-00001"] * 4))
+            total = time.monotonic() - started
+        other.execute("ROLLBACK")
+    assert min(waits) >= 1, "each waited for the lock until its deadline"
+    assert total < sum(waits) / 2, "they waited at the same time, not in turn"
+    assert store.delete(["item-00001"])
     store.close()
 
 

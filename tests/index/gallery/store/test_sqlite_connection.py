@@ -42,12 +42,24 @@ def make_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", StoreError, "Restore a snapshot"),
     ],
 )
-def test_each_fault_of_sqlite_has_a_remedy(name: str, kind: type[StoreError], remedy: str) -> None:
+def test_each_fault_of_sqlite_has_a_remedy(tmp_path: Path, name: str, kind: type[StoreError], remedy: str) -> None:
     error = sqlite3.OperationalError("what SQLite says")
     error.sqlite_errorname = name
-    found = store_error(Path("/secret/store.sqlite"), error, "read")
+    found = store_error(tmp_path / "store.sqlite", error, "read")
     assert type(found) is kind and remedy in found.remedy
     assert found.problem == "store.sqlite cannot be read: what SQLite says."
+
+
+def test_a_write_that_fails_because_the_disk_turned_read_only_is_not_reported_as_a_full_disk(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite has the same error for both when the file was open before."""
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorname = "SQLITE_IOERR_WRITE"
+    assert type(store_error(path, error)) is StorageFull
+    make_read_only(monkeypatch)
+    found = store_error(path, error)
+    assert type(found) is StoreReadOnly and "Make its folder writable" in found.remedy
 
 
 @pytest.mark.parametrize(
