@@ -14,7 +14,13 @@ from index.gallery.types import Facet, IndexStats, Item, StoredImage
 from index.gallery.vectors.base import Positions, Queries, Results
 from index.gallery.vectors.faiss.masked import MaskedGeneration
 from index.gallery.vectors.faiss.searcher import EXACT, Searcher, exact_index
-from index.gallery.vectors.qdrant.collection import SCORE_ERROR, Collection, CollectionState, Neighbours
+from index.gallery.vectors.qdrant.collection import (
+    SCORE_ERROR,
+    Collection,
+    CollectionState,
+    Content,
+    Neighbours,
+)
 from index.gallery.vectors.qdrant.conditions import translate
 from index.gallery.vectors.qdrant.payload import Record
 from index.gallery.vectors.qdrant.settings import QdrantSettings
@@ -22,8 +28,11 @@ from index.gallery.vectors.qdrant.settings import QdrantSettings
 ENGINE = "qdrant"
 _MASK_ALLOWANCE = 64
 """Points that a search fetches at first for those that are masked."""
-_RANK_ALLOWANCE = 16
-"""Points that a search fetches in addition, because exact scores change the order of near ones."""
+_FIRST_ALLOWANCE, _RANK_ALLOWANCE = 4, 16
+"""Points that a search fetches in addition, because exact scores change the order of near ones: at first, and when the
+order is not certain with these."""
+_MAX_WHOLE = 32
+"""Points that a search returns with their vectors; of more, only those are fetched that may be among the first."""
 _MAX_NEAR = 256
 """Points with nearly equal scores among which a search looks for the best."""
 _WIDEN_FACTOR = 4
@@ -98,17 +107,18 @@ class QdrantSegment:
     Results come with their records, which are kept for the hits: each search has a segment of its own.
     """
 
-    def __init__(self, index: QdrantBuiltIndex, filter: Filter | None) -> None:
+    def __init__(self, index: QdrantBuiltIndex, filter: Filter | None, condition: Any | None = None) -> None:
+        """`condition` is the filter as Qdrant's, if it was translated before."""
         self._index = index
         self._filter = filter
-        self._condition = translate(filter)
+        self._condition = translate(filter) if condition is None else condition
         self._records: dict[int, Record] = {}
         self._owners: dict[int, int] = {}
         self.count = index.state.images
         """An upper bound: how many match a filter, and are not masked, is not known."""
 
     def session(self) -> "QdrantSegment":
-        return QdrantSegment(self._index, self._filter)
+        return QdrantSegment(self._index, self._filter, self._condition)
 
     def is_empty(self) -> bool:
         if not self._filter:
@@ -128,21 +138,30 @@ class QdrantSegment:
     def _pages(self, queries: Queries, count: int) -> Iterator[tuple[int, _Ranked]]:
         """Yields for each query at least the `count` nearest points that may be returned, or all there are.
 
-        A search that finds fewer points than it asked for is repeated by comparing all vectors.
+        A search that finds fewer points than it asked for is repeated by comparing all vectors. One whose order is not
+        certain asks for more, up to a depth: thousands may have nearly equal scores.
         """
-        limit = count + _RANK_ALLOWANCE + min(_MASK_ALLOWANCE, len(self._index.gone))
+        limit = count + _FIRST_ALLOWANCE + min(_MASK_ALLOWANCE, len(self._index.gone))
         effort = self._effort(limit)
         wanted, pending = count, list(range(len(queries)))
         while pending:
-            answers = self._index.collection.search(queries[pending], limit, filter=self._condition, effort=effort)
+            contents: dict[int, Content] = {}
+            answers = self._index.collection.search(
+                queries[pending],
+                limit,
+                filter=self._condition,
+                effort=effort,
+                contents=contents if limit * len(pending) <= _MAX_WHOLE else None,
+            )
             near = [self._near_best(points, wanted) for points in answers]
-            found = self._fetch({key for own in near for key in own})
+            found = self._fetch({key for own in near for key in own}, contents)
+            is_deep = limit >= count + _RANK_ALLOWANCE if effort else limit > _WIDEN_FACTOR * count + _MAX_NEAR
             left, is_short = [], False
             for row, points, own in zip(pending, answers, near, strict=True):
                 ranked = self._rank(queries[row], [key for key in own if key in found], found)
                 # Of the first points some may match only Qdrant's wider filter: then all are compared.
                 is_all = len(points) < limit and not effort and (len(ranked) >= count or wanted >= limit)
-                if is_all or (len(ranked) >= count and (effort or _is_final(ranked, points, count, limit))):
+                if is_all or (len(ranked) >= count and (is_deep or _is_final(ranked, points, count))):
                     yield row, ranked
                 else:
                     left.append(row)
@@ -162,23 +181,22 @@ class QdrantSegment:
         last = kept[count - 1][1] - 2 * SCORE_ERROR
         return [key for row, (key, score) in enumerate(kept) if row < count or score >= last]
 
-    def _fetch(self, keys: Iterable[int]) -> dict[int, Any]:
-        """Fetches records and vectors; leaves out what matches only Qdrant's wider filter."""
-        wanted = self._filter
-        fetched = self._index.collection.vectors(list(keys), self._index.settings.timeout)
-        found = {
-            key: vector
-            for key, (record, vector) in fetched.items()
-            if wanted is None or wanted.matches(record.attributes)
-        }
-        self._records.update((key, fetched[key][0]) for key in found)
+    def _fetch(self, keys: Iterable[int], contents: dict[int, Content]) -> dict[int, bytes]:
+        """Returns vectors, and keeps the records; leaves out what matches only Qdrant's wider filter."""
+        missing = [key for key in keys if key not in contents]
+        if missing:
+            contents.update(self._index.collection.contents(missing, self._index.settings.timeout))
+        wanted, found = self._filter, {}
+        for key in keys:
+            if key in contents and (wanted is None or wanted.matches(contents[key][0].attributes)):
+                self._records[key], found[key] = contents[key]
         return found
 
-    def _rank(self, query: NDArray[np.float32], keys: list[int], vectors: Mapping[int, Any]) -> _Ranked:
+    def _rank(self, query: NDArray[np.float32], keys: list[int], vectors: Mapping[int, bytes]) -> _Ranked:
         """Ranks by the arithmetic of the delta, so that a score is the same before and after an image was applied."""
         if not keys:
             return []
-        index = exact_index(np.array([vectors[key] for key in keys], np.float16))
+        index = exact_index(self._join([vectors[key] for key in keys]))
         scores, order = Searcher(index, EXACT).search(query[None], len(keys))
         return [(keys[row], score) for score, row in zip(scores[0].tolist(), order[0].tolist(), strict=True)]
 
@@ -274,16 +292,17 @@ class QdrantSegment:
 
     def vectors(self, positions: Positions) -> NDArray[np.float16]:
         keys = positions.tolist()
-        found = self._index.collection.vectors(keys)
+        found = self._index.collection.contents(keys)
         self._check(keys, found)
         self._records = {key: record for key, (record, _) in found.items()}  # only the last: they may be millions
-        vectors = [found[key][1] for key in keys]
-        return np.array(vectors, np.float16).reshape(len(keys), self._index.state.dimension)
+        return self._join([found[key][1] for key in keys])
+
+    def _join(self, vectors: Iterable[bytes]) -> NDArray[np.float16]:
+        """Returns vectors in half precision, as they are stored."""
+        numbers = np.frombuffer(b"".join(vectors), "<f4")
+        return numbers.reshape(-1, self._index.state.dimension).astype(np.float16)
 
 
-def _is_final(ranked: _Ranked, points: Neighbours, count: int, limit: int) -> bool:
-    """Whether no point after the last one that Qdrant returned can be among the first `count`.
-
-    Where thousands have nearly equal scores, that would take them all.
-    """
-    return ranked[count - 1][1] >= points[-1][1] + SCORE_ERROR or limit > _WIDEN_FACTOR * count + _MAX_NEAR
+def _is_final(ranked: _Ranked, points: Neighbours, count: int) -> bool:
+    """Whether no point after the last one that Qdrant returned can be among the first `count`."""
+    return ranked[count - 1][1] >= points[-1][1] + SCORE_ERROR

@@ -22,6 +22,8 @@ _SCROLL = 10_000
 """Points that are listed at a time; with their vectors a sixteenth as many."""
 Neighbours = list[tuple[int, float, int]]
 """Points with Qdrant's score and the key of the item, best first."""
+Content = tuple[Record, bytes]
+"""The record of a point, and its vector as numbers of four bytes."""
 SCORE_ERROR = 6e-4
 """By how much Qdrant's scores of half-precision vectors may be wrong: it rounds the query to half precision too."""
 
@@ -197,11 +199,12 @@ class Collection:
         filter: Any | None = None,
         effort: int = 0,
         owners: bool = False,
+        contents: dict[int, Content] | None = None,
         timeout: float | None = None,
     ) -> list[Neighbours]:
         """Returns the nearest points of each query; compares all vectors if the effort is 0.
 
-        The item's key is 0 unless `owners` are asked for.
+        The item's key is 0 unless `owners` are asked for. Adds what the points hold to `contents`, if it is passed.
         """
         q, settings = messages(), self._settings
         quantization = None
@@ -211,6 +214,9 @@ class Collection:
             )
         params = q.SearchParams(hnsw_ef=effort or None, exact=not effort, quantization=quantization)
         selector = _fields(ITEM) if owners else None
+        vectors = None
+        if contents is not None:
+            selector, vectors = _fields(ITEM, RECORD), q.WithVectorsSelector(enable=True)
         requests = [
             q.QueryPoints(
                 collection_name=self.name,
@@ -219,6 +225,7 @@ class Collection:
                 filter=filter,
                 params=params,
                 with_payload=selector,
+                with_vectors=vectors,
             )
             for query in queries
         ]
@@ -227,6 +234,8 @@ class Collection:
         else:
             batch = q.QueryBatchPoints(collection_name=self.name, query_points=requests)
             results = self._nodes.call("Points", "QueryBatch", batch, timeout).result
+        if contents is not None:
+            contents.update((point.id.num, _content(point)) for one in results for point in one.result)
         return [
             [(point.id.num, point.score, point.payload[ITEM].integer_value if owners else 0) for point in one.result]
             for one in results
@@ -242,7 +251,7 @@ class Collection:
             with_vectors=q.WithVectorsSelector(enable=True),
         )
         points = self._nodes.call("Points", "Query", request, self._settings.write_timeout).result
-        return np.array([_vector(point) for point in points], np.float32).reshape(len(points), dimension)
+        return np.frombuffer(b"".join(map(_vector, points)), "<f4").reshape(len(points), dimension)
 
     def count(self, filter: Any | None = None) -> int:
         request = messages().CountPoints(collection_name=self.name, filter=filter, exact=True)
@@ -290,10 +299,10 @@ class Collection:
         points = self._get(keys, _fields(ITEM, RECORD), with_vectors=False)
         return {point.id.num: read_record(point.payload) for point in points}
 
-    def vectors(self, keys: Sequence[int], timeout: float | None = None) -> dict[int, tuple[Record, Any]]:
+    def contents(self, keys: Sequence[int], timeout: float | None = None) -> dict[int, Content]:
         """Returns the records and vectors of those points that exist."""
         points = self._get(keys, _fields(ITEM, RECORD), with_vectors=True, timeout=timeout)
-        return {point.id.num: (read_record(point.payload), _vector(point)) for point in points}
+        return {point.id.num: _content(point) for point in points}
 
     def _get(
         self, keys: Sequence[int], fields: Any, *, with_vectors: bool, timeout: float | None = None
@@ -351,6 +360,13 @@ def _selector(keys: Sequence[int]) -> Any:
     return q.PointsSelector(points=q.PointsIdsList(ids=[q.PointId(num=key) for key in keys]))
 
 
-def _vector(point: Any) -> Any:
+def _content(point: Any) -> Content:
+    return read_record(point.payload), _vector(point)
+
+
+def _vector(point: Any) -> bytes:
+    """Returns a point's vector as the bytes of the message, which end with it: faster than number by number."""
     vector = point.vectors.vector
-    return vector.dense.data or vector.data
+    data = vector.dense if vector.HasField("dense") else messages().DenseVector(data=vector.data)
+    encoded: bytes = data.SerializeToString()
+    return encoded[-4 * len(data.data) :]

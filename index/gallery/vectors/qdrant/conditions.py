@@ -5,6 +5,7 @@ holds for at least the values within it, and one for at most these; below an odd
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from index.gallery.filters import AnyOf, Comparison, Condition, Exists, Filter, Range
@@ -24,10 +25,11 @@ def translate(filter: Filter | None, *, first: bool = False) -> Any | None:
 
 def _filter(filter: Filter, *, wider: bool) -> Any:
     q = messages()
-    return q.Filter(
-        must=[_nest(_condition(name, condition, wider=wider)) for name, condition in filter.conditions],
-        must_not=[_nest(_filter(negated, wider=not wider)) for negated in filter.negated],
-    )
+    must_not = [_nest(_filter(negated, wider=not wider)) for negated in filter.negated]
+    translated = q.Filter(must_not=must_not)
+    for name, condition in filter.conditions:
+        translated.MergeFrom(_condition(name, condition, wider=wider))  # what it requires is required in addition
+    return translated
 
 
 def _nest(filter: Any) -> Any:
@@ -44,12 +46,10 @@ def _condition(name: str, condition: Condition, *, wider: bool) -> Any:
             return q.Filter(must=[_is_any(name, [value for _, value in values])])
         case Range("boolean"):  # the parser accepts no bounds of this type
             return q.Filter(must=[_is_any(name, [True, False])])
+        case Range(kind, ()):
+            return q.Filter(must=[q.Condition(field=q.FieldCondition(key=field(kind[0], name), is_empty=False))])
         case Range(kind, bounds):
-            # The type of the values is wanted even without a bound.
-            typed = q.Condition(field=q.FieldCondition(key=field(kind[0], name), is_empty=False))
-            return q.Filter(
-                must=[typed, *(_nest(_bound(name, comparison, bound, wider=wider)) for comparison, bound in bounds)]
-            )
+            return _range(field(kind[0], name), name, bounds, wider=wider)
 
 
 def _is_any(name: str, values: list[Attribute]) -> Any:
@@ -58,21 +58,33 @@ def _is_any(name: str, values: list[Attribute]) -> Any:
     return q.Condition(field=q.FieldCondition(key=field("v", name), match=match))
 
 
-def _bound(name: str, comparison: Comparison, bound: Attribute, *, wider: bool) -> Any:
-    """Compares with a limit on the wider or the narrower side of the bound; the bound itself is compared exactly."""
+def _range(path: str, name: str, bounds: Sequence[tuple[Comparison, Attribute]], *, wider: bool) -> Any:
+    """Compares with limits on the wider or the narrower side of bounds; the bounds themselves are compared exactly."""
     q = messages()
-    is_lower = comparison in ("gte", "gt")
+    translated, limits = q.Filter(), dict[str, float]()
+    for comparison, bound in bounds:
+        is_lower, equal = comparison in ("gte", "gt"), _is_any(name, [bound])
+        limit = _limit(bound, is_lower=is_lower, wider=wider)
+        if comparison in ("gte", "lte") and not wider:
+            beyond = q.Range(**{comparison: limit})
+            within = q.Condition(field=q.FieldCondition(key=path, range=beyond))
+            translated.must.append(_nest(q.Filter(should=[within, equal])))
+            continue
+        if comparison in ("gt", "lt"):
+            translated.must_not.append(equal)
+        if is_lower:
+            limits["gte"] = max(limit, limits.get("gte", limit))
+        else:
+            limits["lte"] = min(limit, limits.get("lte", limit))
+    if limits:  # one condition, which takes Qdrant half the time of two
+        translated.must.append(q.Condition(field=q.FieldCondition(key=path, range=q.Range(**limits))))
+    return translated
+
+
+def _limit(bound: Attribute, *, is_lower: bool, wider: bool) -> float:
     # A wider range begins before its lower bound, and ends after its upper one.
     step = -1 if is_lower == wider else 1
     if isinstance(bound, str):
-        kind, limit = "t", float(text_order(bound) + (0 if wider else step))
-    else:
-        # Qdrant parses numbers of 16 digits and more with an error of one unit in the last place.
-        kind, limit = "n", math.nextafter(math.nextafter(bound, step * math.inf), step * math.inf)
-    within = q.Condition(
-        field=q.FieldCondition(key=field(kind, name), range=q.Range(**{"gte" if is_lower else "lte": limit}))
-    )
-    equal = _is_any(name, [bound])
-    if comparison in ("gt", "lt"):
-        return q.Filter(must=[within], must_not=[equal])
-    return q.Filter(must=[within]) if wider else q.Filter(should=[within, equal])
+        return float(text_order(bound) + (0 if wider else step))
+    # Qdrant parses numbers of 16 digits and more with an error of one unit in the last place.
+    return math.nextafter(math.nextafter(bound, step * math.inf), step * math.inf)

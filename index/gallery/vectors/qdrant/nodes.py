@@ -20,6 +20,8 @@ _OPTIONS = {
     "grpc.initial_reconnect_backoff_ms": 100,
     "grpc.min_reconnect_backoff_ms": 100,
     "grpc.max_reconnect_backoff_ms": 1000,
+    # Identity only: to compress vectors takes the server longer than to search them, and hardly shortens them.
+    "grpc.compression_enabled_algorithms_bitset": 1,
 }
 Service = Literal["Points", "Collections"]
 
