@@ -14,7 +14,6 @@ from index.gallery.vectors.faiss.index import GENERATIONS
 from index.gallery.vectors.faiss.settings import FaissSettings
 from tests.index.gallery.reference import BUNDLE, photo, unit
 
-
 LISTS = FaissSettings(exact_up_to=100, hnsw_up_to=100, max_dead_share=0.5)
 """Inverted lists for small galleries."""
 
