@@ -37,7 +37,7 @@ from index.gallery.vectors.faiss.generation import (
     write_generation,
 )
 from index.gallery.vectors.faiss.index import GENERATIONS
-from index.gallery.vectors.faiss.searcher import AllowList, Searcher
+from index.gallery.vectors.faiss.searcher import EXACT, AllowList, Searcher
 from index.gallery.vectors.faiss.settings import IndexKind
 
 FULL, QUICK = (512, [10_000, 100_000, 1_000_000, 4_000_000, 10_000_000]), (64, [2_000, 25_000])
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a few thousand small vectors: within a minute on 2 cores")
     parser.add_argument("--count", type=int, nargs="+", metavar="N", help="vectors (default: 10000 to 10 million)")
     parser.add_argument("--kind", choices=("exact", "hnsw", "ivf"), help="this kind of index, whatever the number")
-    parser.add_argument("--dir", type=Path, help="keep vectors and indexes here, 22 kB per vector, and continue")
+    parser.add_argument("--dir", type=Path, help="keep vectors and indexes here, 5 kB per vector, and continue")
     parser.add_argument("--results", type=Path, metavar="FILE.jsonl", help="append the measurements to FILE")
     parser.add_argument("--role", choices=ROLES, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -266,9 +266,9 @@ def filtered(generation: Generation, queries: Queries, buckets: Rows) -> dict[st
     rows = generation.keys - 1
     for share in SHARES:
         allowed = AllowList(buckets[rows] < share * 1000)
-        searcher: Searcher = generation.searcher
+        searcher = generation.searcher
         part = queries[:FILTERED_QUERIES]
-        truth, _ = searcher._scan(part, TOP, allowed)
+        truth, _ = Searcher(searcher.storage, EXACT).search(part, TOP, allowed)
         searcher.search(part[:1], TOP, allowed, filtered=True)
         used = time.thread_time()
         scores = np.concatenate(

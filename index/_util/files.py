@@ -206,7 +206,7 @@ def file_digest(path: Path) -> str:
 def chunked_digest(path: Path, chunk_bytes: int = 1 << 24) -> str:
     """Returns the XXH3 digest of the digests of the file's chunks (16 MiB), which all cores compute in parallel.
 
-    It finds damage, not forgery, in a third of the time of SHA-256: a large file is checked whenever it is opened.
+    It finds damage, not forgery, in a third of the time of SHA-256: large files are checked whenever they are opened.
     """
     starts = range(0, max(path.stat().st_size, 1), chunk_bytes)
     with ThreadPoolExecutor(usable_cores()) as pool:
