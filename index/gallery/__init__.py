@@ -19,6 +19,7 @@ from index.gallery.types import BuildReport, GalleryStats, Hit, IndexStats, Prog
 from index.gallery.vectors.base import VectorIndex
 from index.gallery.vectors.faiss.index import FaissIndex
 from index.gallery.vectors.faiss.settings import FaissSettings
+from index.gallery.vectors.qdrant.settings import QdrantAddress
 from index.gallery.verify import Fault
 
 __all__ = [
@@ -60,6 +61,8 @@ def open_gallery(
     """
     parts = parse_address(address)
     if not parts.is_folder:
+        if parts.vectors:
+            QdrantAddress.parse(parts.vectors)  # before anything is created
         store = _open_postgres(parts.store, cache, parts.vectors is not None, create, settings)
         try:
             index = (
@@ -94,7 +97,7 @@ def _open_postgres(
 def _open_qdrant(address: str, store: "PostgresStore") -> VectorIndex:
     require("qdrant_client", "cluster")
     qdrant = import_module("index.gallery.vectors.qdrant.index")
-    index: VectorIndex = qdrant.QdrantIndex(address, store, store.build_lock)
+    index: VectorIndex = qdrant.QdrantIndex(address, store, store.build_lock, identity=store.identity)
     return index
 
 

@@ -144,6 +144,7 @@ def open_gallery_on(
     *,
     settings: QdrantSettings = QUICK,
     gallery_settings: GallerySettings | None = None,
+    identity: str = "",
 ) -> Gallery:
     """Opens a gallery with its items in SQLite and its vectors in Qdrant."""
     directory.mkdir(exist_ok=True)
@@ -159,7 +160,8 @@ def open_gallery_on(
             with exclusive_lock_if_free(path) as is_locked:
                 yield (lambda: None) if is_locked else None
 
-    return Gallery(store, QdrantIndex(address, store, lock, settings), address=address, settings=gallery_settings)
+    index = QdrantIndex(address, store, lock, settings, identity=identity)
+    return Gallery(store, index, address=address, settings=gallery_settings)
 
 
 def _free_ports(count: int) -> list[int]:

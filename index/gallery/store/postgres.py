@@ -72,9 +72,16 @@ class PostgresStore:
         self._reading = Connections(server, limit=limits.max_connections, seconds=limits.read_seconds)
         self._writing_connection = Connections(server, limit=1, seconds=0)
         ((identity,),) = self._rows("SELECT gallery::text FROM state")
-        self._identity = identity
+        self.identity = identity
+        """Never changes, and no other gallery has it; copies of the tables keep it."""
         self.cache = cache / _folder_name(server, identity)
-        create_directory(self.cache)
+        try:
+            create_directory(self.cache)
+        except OSError as error:
+            raise StoreError(
+                f"The cache folder {cache} cannot be used: {error.strerror}.",
+                "Name one that may be written: LOOKALIKE_CACHE.",
+            ) from error
         self._local = None if shared_index else LocalIndexes(self.cache / INDEXES_FILE)
         self._indexes = self._local or SharedIndexes()
         self.watch = _WatchReader(server, self._watching, self._indexes, self._asking)
@@ -344,7 +351,7 @@ class PostgresStore:
         return []  # only what was built or recorded elsewhere shows that a server has lost writes
 
     def check(self) -> None:
-        if self._rows("SELECT gallery::text FROM state") != [(self._identity,)]:
+        if self._rows("SELECT gallery::text FROM state") != [(self.identity,)]:
             raise StoreError("The gallery was removed or replaced while it was open.", "Restart.")
 
     def probe(self) -> None:

@@ -1,5 +1,6 @@
 """The vector index of a gallery on a Qdrant cluster: a collection per build, to which changes are applied."""
 
+import hashlib
 import logging
 import re
 import secrets
@@ -49,12 +50,16 @@ class QdrantIndex:
         store: ItemStore,
         lock: BuildLock,
         settings: QdrantSettings | None = None,
+        *,
+        identity: str = "",
     ) -> None:
+        """`identity` distinguishes the gallery from others that were given the same prefix by mistake."""
         nodes, self._prefix, parsed = QdrantAddress.parse(address)
         self._settings = settings or parsed
         self._nodes = Nodes(nodes, self._settings)
         self._store = store
         self._lock = lock
+        self._mark = hashlib.sha256(identity.encode()).hexdigest()[:8]
 
     def open(self, bundle: BundleRow, before_write: Callable[[], None] | None = None) -> QdrantBuiltIndex:
         """Opens an index; `before_write` is called before each write to its collection."""
@@ -130,7 +135,8 @@ class QdrantIndex:
             return None
 
     def _new_name(self, bundle: BundleRow) -> str:
-        return f"{self._prefix}.{bundle.id}.{self._store.read.revision():012d}.{secrets.token_hex(4)}"
+        revision = self._store.read.revision()
+        return f"{self._prefix}.{bundle.id}.{revision:012d}.{self._mark}{secrets.token_hex(4)}"
 
     def is_building(self) -> bool:
         with self._lock(wait=False) as is_locked:
@@ -154,7 +160,7 @@ class QdrantIndex:
 
     def _collections(self) -> list[tuple[str, int]]:
         """Returns the collections of the gallery, with the revisions in their names."""
-        pattern = re.compile(rf"{re.escape(self._prefix)}\.[^.]+\.(\d{{12}})\.[0-9a-f]{{8}}")
+        pattern = re.compile(rf"{re.escape(self._prefix)}\.[^.]+\.(\d{{12}})\.{self._mark}[0-9a-f]{{8}}")
         listed = self._nodes.call("Collections", "List", messages().ListCollectionsRequest()).collections
         return [(one.name, int(match[1])) for one in listed if (match := pattern.fullmatch(one.name))]
 

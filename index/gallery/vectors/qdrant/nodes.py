@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import threading
 import time
 from typing import Any, Literal
@@ -15,6 +16,7 @@ _REST_SECONDS = 2.0
 """How long a node that failed is asked last."""
 _REFUSALS = ("INVALID_ARGUMENT", "ALREADY_EXISTS", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED")
 """Codes of requests that every node refuses."""
+_LAST_NODE = re.compile(r"^[A-Z_]+: ipv[46]:\S+: ")
 _OPTIONS = {
     # A node that comes back is used within a second; by default gRPC waits for up to two minutes.
     "grpc.initial_reconnect_backoff_ms": 100,
@@ -71,7 +73,8 @@ class Nodes:
             raise IndexDamaged(f"{_shorten(reason)}.", "Rebuild it: lookalike gallery compact.")
         hosts = ", ".join(f"{host}:{port}" for host, port in self._nodes)
         raise IndexUnavailable(
-            f"Qdrant does not answer at {hosts}: {_shorten(reason)}.", "Start its nodes, and try again."
+            f"Qdrant does not answer at {hosts}: {_shorten(reason)}.",
+            "Start its nodes, or correct the address: its ports are those of gRPC.",
         )
 
     def _order(self) -> list[int]:
@@ -100,5 +103,7 @@ class Nodes:
 
 
 def _shorten(reason: str) -> str:
+    """Returns the cause without the address of the node that was asked last: else each repetition would be logged."""
     line = (reason.strip().splitlines() or ["no reason given"])[0].rstrip(".!:")
+    line = _LAST_NODE.sub("", line.rpartition("last error: ")[2])
     return line if len(line) <= 200 else f"{line[:197]}..."

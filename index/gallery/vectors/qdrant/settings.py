@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 from index._util.models import Frozen
 from index._util.validation import explain_errors
 from index.errors import LookalikeError
+from index.gallery.addresses import redact
 
 _EXAMPLE = "Write qdrant://host1:6334,host2:6334/gallery; options follow as ?name=value&name=value."
 _PREFIX = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -105,15 +106,15 @@ class QdrantAddress(NamedTuple):
         try:
             nodes = tuple(map(_parse_node, parts.netloc.split(",")))
         except ValueError:
-            raise LookalikeError(f"The address {address} names no node of Qdrant.", _EXAMPLE) from None
+            raise LookalikeError(f"The address {redact(address)} names no node of Qdrant.", _EXAMPLE) from None
         if parts.scheme != "qdrant" or not _PREFIX.fullmatch(prefix):
-            raise LookalikeError(f"The address {address} has no valid prefix of collections.", _EXAMPLE)
+            raise LookalikeError(f"The address {redact(address)} has no valid prefix of collections.", _EXAMPLE)
         options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         try:
             settings = QdrantSettings.model_validate_strings(options)
         except ValidationError as error:
             reasons = "; ".join(explain_errors(error.errors(), QdrantSettings))
-            raise LookalikeError(f"The address {address} has an invalid option: {reasons}.", _EXAMPLE) from None
+            raise LookalikeError(f"The address {redact(address)} has an invalid option: {reasons}.", _EXAMPLE) from None
         return cls(nodes, prefix, settings)
 
 

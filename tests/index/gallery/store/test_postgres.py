@@ -222,6 +222,20 @@ def test_an_address_that_cannot_be_opened_has_a_remedy_and_shows_no_password(
     assert PASSWORD not in str(caught.value) and "%20" not in str(caught.value)
 
 
+def test_a_cache_that_cannot_be_written_is_named(postgres_url: str, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file" / "cache", Path("/proc/cache")):
+        with pytest.raises(StoreError, match=f"cache folder {folder} cannot be used.*LOOKALIKE_CACHE"):
+            open_gallery(postgres_url, create=True, cache=folder)
+
+
+def test_nothing_is_created_at_an_address_whose_second_part_is_invalid(postgres_url: str, tmp_path: Path) -> None:
+    with pytest.raises(LookalikeError, match="no valid prefix"):
+        open_gallery(f"{postgres_url} qdrant://127.0.0.1:1", create=True, cache=tmp_path)
+    with pytest.raises(LookalikeError, match="There is no gallery"):
+        open_gallery(postgres_url, cache=tmp_path)
+
+
 def test_a_gallery_shows_its_address_without_the_password(postgres_url: str, tmp_path: Path) -> None:
     with open_gallery(postgres_url, create=True, cache=tmp_path) as gallery:
         assert gallery.address.startswith("postgresql://lookalike:***@127.0.0.1:")

@@ -155,6 +155,23 @@ def test_a_rebuild_removes_the_collection_that_it_replaces(
     assert qdrant_cluster.collections(prefix) == second
 
 
+def test_two_galleries_with_one_prefix_leave_each_other_alone(
+    qdrant_cluster: Cluster, prefix: str, tmp_path: Path
+) -> None:
+    address = qdrant_cluster.address(prefix)
+    with (
+        open_gallery_on(address, tmp_path / "one", identity="one") as one,
+        open_gallery_on(address, tmp_path / "two", identity="two") as two,
+    ):
+        for gallery in (one, two):
+            gallery.upsert(make_entries(40), BUNDLE)
+            gallery.activate(BUNDLE)
+        one.compact(rebuild=True)
+        for gallery in (one, two):
+            assert gallery.verify() == []
+        assert len(qdrant_cluster.collections(prefix)) == 2
+
+
 def test_a_lost_collection_is_replaced_by_memory_and_then_rebuilt(
     qdrant_cluster: Cluster, gallery: Gallery, prefix: str
 ) -> None:

@@ -28,3 +28,10 @@ def test_the_port_of_the_rest_interface_stands_for_that_of_grpc() -> None:
 def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(LookalikeError, match="qdrant://host1:6334"):
         QdrantAddress.parse(address)
+
+
+@pytest.mark.parametrize("address", ["qdrant://me:hunter2@a/shop", "qdrant://a/shop?api_key=hunter2"])
+def test_an_invalid_address_is_shown_without_its_secrets(address: str) -> None:
+    with pytest.raises(LookalikeError) as raised:
+        QdrantAddress.parse(address)
+    assert "hunter2" not in str(raised.value)
