@@ -4,6 +4,7 @@ import itertools
 import os
 import threading
 import time
+from functools import cache
 from typing import Any, Literal
 
 from index._util.imports import require
@@ -26,6 +27,7 @@ _OPTIONS = {
 Service = Literal["Points", "Collections"]
 
 
+@cache
 def messages() -> Any:
     """Returns the messages of Qdrant's gRPC interface."""
     return require("qdrant_client.grpc", "cluster")
