@@ -9,6 +9,7 @@ import argparse
 import itertools
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,8 @@ from _timing import rates, search_turn
 from index.errors import LookalikeError
 from index.gallery import Gallery, open_gallery
 from index.gallery.vectors.qdrant.settings import QdrantSettings
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the servers are started as for the tests
 from tests.support.postgres import PostgresServer, run_postgres
 from tests.support.qdrant import Cluster, run_cluster
 
