@@ -6,8 +6,10 @@ of one query; contenders take turns, and medians are compared. Needs the extra `
 """
 
 import argparse
+import itertools
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +25,9 @@ from _timing import rates, search_turn
 
 from index.errors import LookalikeError
 from index.gallery import Gallery, open_gallery
+from index.gallery.vectors.qdrant.settings import QdrantSettings
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the servers are started as for the tests
 from tests.support.postgres import PostgresServer, run_postgres
 from tests.support.qdrant import Cluster, run_cluster
 
@@ -44,7 +49,7 @@ class Effort(NamedTuple):
 
 
 class RawQdrant:
-    """The collection of a gallery, searched with Qdrant's own client."""
+    """The collection of a gallery, searched with Qdrant's own client: one per node, by turns, as the gallery does."""
 
     name = "Qdrant's client"
 
@@ -52,26 +57,30 @@ class RawQdrant:
         from qdrant_client import QdrantClient, models
 
         self._models: Any = models
-        node = cluster.nodes[0]
-        self._client: Any = QdrantClient(
-            host="127.0.0.1", port=node.http, grpc_port=node.grpc, prefer_grpc=True, check_compatibility=False
-        )
+        self._clients: list[Any] = [
+            QdrantClient(
+                host="127.0.0.1", port=node.http, grpc_port=node.grpc, prefer_grpc=True, check_compatibility=False
+            )
+            for node in cluster.nodes
+        ]
+        self._turns = itertools.cycle(self._clients)
         self._collection = collection
-        self._parameters = models.SearchParams(hnsw_ef=effort or None, exact=not effort)
+        self._effort = effort
 
     def search(self, case: Case) -> Any:
-        condition = None
+        condition, effort = None, self._effort
         if case.choice:
+            effort *= QdrantSettings().filtered_factor
             bounds = self._models.Range(gte=case.choice.low, lt=case.choice.high)
             condition = self._models.Filter(
                 must=[self._models.FieldCondition(key=f"n.{case.choice.attribute}", range=bounds)]
             )
-        return self._client.query_points(
+        return next(self._turns).query_points(
             self._collection,
             query=case.query[0],
             limit=TOP,
             query_filter=condition,
-            search_params=self._parameters,
+            search_params=self._models.SearchParams(hnsw_ef=effort or None, exact=not effort),
             with_payload=["i", "r"],
         )
 
@@ -79,7 +88,8 @@ class RawQdrant:
         return [point.id - 1 for point in result.points]  # images were stored in the order of the rows
 
     def close(self) -> None:
-        self._client.close()
+        for client in self._clients:
+            client.close()
 
 
 class Place(NamedTuple):

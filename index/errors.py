@@ -30,6 +30,7 @@
           StorageFull
           StoreBusy
           StoreReadOnly
+          StoreUnavailable
         VersionConflict
       service
         FetchError

@@ -79,9 +79,10 @@ _MATCH = {
 SEARCH_ANSWER = {
     "items": [_MATCH],
     "cursor": "qSSibVnSMo_pAAAAAAAAAAAAAAAAAAAAAAABAw",
-    "bundle": "c24633cb5e86632c",
+    "bundle": "0602e88160021fb6",
     "revision": 9,
     "milliseconds": {"decode": 0.99, "wait": 0.01, "embed": 2.24, "search": 0.3},
+    "stale_seconds": 0.0,
     "hints": [],
 }
 """The answer in docs/search.md."""
@@ -117,7 +118,7 @@ STATUS = {
         "revision": 9,
         "index": {
             "engine": "faiss",
-            "name": "000000000009-c24633cb5e86632c",
+            "name": "000000000009-0602e88160021fb6",
             "revision": 9,
             "pending": 0,
             "kind": "exact",
@@ -125,7 +126,7 @@ STATUS = {
         },
     },
     "bundle": {
-        "id": "c24633cb5e86632c",
+        "id": "0602e88160021fb6",
         "backbone": "efficientnet_lite0",
         "loss": "proxy_isa",
         "dimension": 512,

@@ -98,13 +98,27 @@ def _align(position: int) -> int:
     return -(-position // _ALIGNMENT) * _ALIGNMENT
 
 
+class TextPacker:
+    """Packs texts into offsets (one more than there are texts) and a blob of UTF-8; lone surrogates are kept."""
+
+    def __init__(self) -> None:
+        self._offsets, self._blob = array("q", [0]), bytearray()
+
+    def append(self, text: str) -> None:
+        self._blob += text.encode("utf-8", "surrogatepass")
+        self._offsets.append(len(self._blob))
+
+    def arrays(self) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """Returns the offsets and the blob; nothing may be appended after that."""
+        return np.frombuffer(self._offsets, np.int64), np.frombuffer(self._blob, np.uint8)
+
+
 def pack_texts(texts: Iterable[str]) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Returns offsets (one more than there are texts) into a blob of UTF-8; lone surrogates are kept."""
-    offsets, blob = array("q", [0]), bytearray()
+    """Returns the offsets and the blob of all texts."""
+    packer = TextPacker()
     for text in texts:
-        blob += text.encode("utf-8", "surrogatepass")
-        offsets.append(len(blob))
-    return np.frombuffer(offsets, np.int64), np.frombuffer(blob, np.uint8)
+        packer.append(text)
+    return packer.arrays()
 
 
 class Texts(Sequence[str]):

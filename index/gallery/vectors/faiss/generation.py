@@ -5,7 +5,8 @@ position. It is written under a temporary name, fsynced and renamed before the s
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -19,8 +20,8 @@ from index._util.files import atomic_write_text, chunked_digest, fsync_directory
 from index._util.models import Frozen
 from index.gallery.errors import RESTORE, IndexDamaged, StoreError
 from index.gallery.store.base import BundleRow, StoreReader
-from index.gallery.types import Item, StoredImage
-from index.gallery.vectors.faiss.arrays import ArraysError, Texts, open_arrays, pack_texts, write_arrays
+from index.gallery.types import Attribute, Item, StoredImage
+from index.gallery.vectors.faiss.arrays import ArraysError, TextPacker, Texts, open_arrays, pack_texts, write_arrays
 from index.gallery.vectors.faiss.columns import Columns, encode_columns
 from index.gallery.vectors.faiss.searcher import (
     EXACT,
@@ -71,34 +72,46 @@ class Records(NamedTuple):
 
 
 def read_records(reader: StoreReader, bundle: int) -> Records:
-    """Reads everything but the vectors."""
-    item_keys: list[int] = []
-    texts: list[str] = []
-    attributes: list[Mapping[str, Any]] = []
-    for key, item in reader.items(bundle):
-        item_keys.append(key)
-        texts.append(json.dumps([item.id, item.title, item.url, item.attributes], ensure_ascii=False))
-        attributes.append(item.attributes)
-    rows = list(reader.image_records(bundle))
-    keys = np.array(item_keys, np.int64)
-    offsets, blob = pack_texts(texts)
+    """Reads everything but the vectors, row by row into arrays: Python objects take several times the memory."""
+    item_keys, texts = array("q"), TextPacker()
+
+    def read_attributes() -> Iterator[Mapping[str, Attribute]]:
+        for key, item in reader.items(bundle):
+            item_keys.append(key)
+            texts.append(json.dumps([item.id, item.title, item.url, item.attributes], ensure_ascii=False))
+            yield item.attributes
+
+    columns = encode_columns(read_attributes())
+    keys, revisions, items, digests = array("q"), array("q"), array("q"), bytearray()
+    image_ids: list[str] = []
+    for row in reader.image_records(bundle):
+        keys.append(row.key)
+        revisions.append(row.revision)
+        items.append(row.item)
+        image_ids.append(row.id)
+        digests += _parse_digest(row.digest)
+    offsets, blob = texts.arrays()
+    item_rows = np.frombuffer(item_keys, np.int64)
     return Records(
         revision=reader.revision(),
-        keys=np.array([row.key for row in rows], np.int64),
-        revisions=np.array([row.revision for row in rows], np.int64),
-        owners=np.searchsorted(keys, np.array([row.item for row in rows], np.int64)).astype(np.int32),
-        image_ids=[row.id for row in rows],
-        digests=_parse_digests([row.digest for row in rows]),
-        item_keys=keys,
-        items={"items/offsets": offsets, "items/blob": blob, **encode_columns(attributes)},
+        keys=np.frombuffer(keys, np.int64),
+        revisions=np.frombuffer(revisions, np.int64),
+        owners=np.searchsorted(item_rows, np.frombuffer(items, np.int64)).astype(np.int32),
+        image_ids=image_ids,
+        digests=np.frombuffer(digests, np.uint8).reshape(len(keys), 32),
+        item_keys=item_rows,
+        items={"items/offsets": offsets, "items/blob": blob, **columns},
     )
 
 
-def _parse_digests(digests: list[str]) -> NDArray[np.uint8]:
+def _parse_digest(digest: str) -> bytes:
     try:
-        return np.frombuffer(bytes.fromhex("".join(digests)), np.uint8).reshape(len(digests), 32)
+        parsed = bytes.fromhex(digest)
     except (ValueError, TypeError):
-        raise StoreError("The store is damaged: the digest of an image is invalid.", RESTORE) from None
+        parsed = b""
+    if len(parsed) != 32:
+        raise StoreError("The store is damaged: the digest of an image is invalid.", RESTORE)
+    return parsed
 
 
 def pack(records: Records, keys: NDArray[np.int64]) -> dict[str, NDArray[Any]]:

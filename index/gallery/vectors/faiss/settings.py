@@ -17,8 +17,8 @@ class FaissSettings(Frozen):
     exact_up_to: int = Field(default=20_000, description="vectors up to which an exhaustive search is fast enough")
     hnsw_up_to: int = Field(
         default=1_000_000,
-        description="vectors up to which a graph is built; beyond, inverted lists are built in a fraction of the time, and"
-        " their vectors need not fit into memory meanwhile",
+        description="vectors up to which a graph is built; beyond, inverted lists take a fraction of the time, and the"
+        " vectors need not fit into memory meanwhile",
     )
     graph_links: int = Field(default=32, description="HNSW's M")
     construction_effort: int = Field(default=128, description="HNSW's efConstruction")

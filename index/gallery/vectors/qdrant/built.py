@@ -28,7 +28,7 @@ from index.gallery.vectors.qdrant.settings import QdrantSettings
 ENGINE = "qdrant"
 _MASK_ALLOWANCE = 64
 """Points that a search fetches at first for those that are masked."""
-_FIRST_ALLOWANCE, _RANK_ALLOWANCE = 4, 16
+_FIRST_ALLOWANCE, _RANK_ALLOWANCE = 2, 16
 """Points that a search fetches in addition, because exact scores change the order of near ones: at first, and when the
 order is not certain with these."""
 _MAX_WHOLE = 32

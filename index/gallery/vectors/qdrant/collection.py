@@ -227,7 +227,7 @@ class Collection:
                 with_payload=selector,
                 with_vectors=vectors,
             )
-            for query in queries
+            for query in queries.tolist()  # lists are copied into messages much faster than arrays
         ]
         if len(requests) == 1:
             results = [self._nodes.call("Points", "Query", requests[0], timeout)]

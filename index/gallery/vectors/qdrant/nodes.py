@@ -5,6 +5,7 @@ import os
 import re
 import threading
 import time
+from functools import cache
 from typing import Any, Literal
 
 from index._util.imports import require
@@ -28,6 +29,7 @@ _OPTIONS = {
 Service = Literal["Points", "Collections"]
 
 
+@cache
 def messages() -> Any:
     """Returns the messages of Qdrant's gRPC interface."""
     return require("qdrant_client.grpc", "cluster")
