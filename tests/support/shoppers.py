@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image
 
+from index.items import Attribute
 from service.client import Client, ServiceError, ServiceUnreachable
 from service.schemas.search import SearchAnswer
 
@@ -161,7 +162,8 @@ class Shopper:
         self._photos += 1
         number = 1_000_000 * (self._number + 1) + self._photos
         old = self._record.stored.get(item)
-        images, attributes = {"front": photo_of(number)}, {**WRITTEN, "photo": number}
+        images = {"front": photo_of(number)}
+        attributes: dict[str, Attribute] = {**WRITTEN, "photo": number}
         other = self._write(item, lambda client: client.put_item(item, images=images, attributes=attributes))
         self._record.stored[item] = number
         answer = self._find(number, other)

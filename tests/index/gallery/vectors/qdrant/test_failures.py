@@ -73,7 +73,7 @@ def test_searches_are_refused_while_no_node_answers_and_recover(cluster: Cluster
             node.kill()
         messages = set()
         for _ in cluster.nodes:
-            with pytest.raises(IndexUnavailable, match="Qdrant does not answer at 127.*Connection refused") as raised:
+            with pytest.raises(IndexUnavailable, match=r"Qdrant does not answer at 127.*Connection refused") as raised:
                 gallery.search(QUERY, bundle_id=BUNDLE)
             messages.add(str(raised.value))
         assert len(messages) == 1, "one that repeats is logged once"
