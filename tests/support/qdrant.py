@@ -107,16 +107,20 @@ class Cluster:
 
     def collections(self, prefix: str) -> list[str]:
         """Returns the collections of a gallery."""
-        listed = self._request("GET", "/collections")["collections"]
+        listed = self.request("GET", "/collections")["collections"]
         return sorted(one["name"] for one in listed if one["name"].startswith(f"{prefix}."))
 
     def drop(self, prefix: str) -> None:
         """Removes the collections of a gallery behind its back."""
         for name in self.collections(prefix):
-            self._request("DELETE", f"/collections/{name}")
+            self.request("DELETE", f"/collections/{name}")
 
-    def _request(self, method: str, path: str) -> Any:
-        request = urllib.request.Request(f"http://127.0.0.1:{self.nodes[0].http}{path}", method=method)
+    def request(self, method: str, path: str, body: object = None) -> Any:
+        """Sends a request to the first node behind the gallery's back; returns its result."""
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        url = f"http://127.0.0.1:{self.nodes[0].http}{path}"
+        request = urllib.request.Request(url, data=data, headers=headers, method=method)
         with urllib.request.urlopen(request, timeout=30) as response:
             return json.load(response)["result"]
 

@@ -27,6 +27,7 @@ def apply_changes(store: ItemStore, bundle: BundleRow, built: QdrantBuiltIndex, 
     collection, settings = built.collection, built.settings
     name, revision, state = built.name, built.revision, built.state
     done = 0
+    collection.restore_confirmations()
     while True:
         changes = _read(store, bundle, collection, revision, settings.apply_batch)
         if changes.revision == revision:

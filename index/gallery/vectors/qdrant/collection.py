@@ -173,6 +173,12 @@ class Collection:
                 finally:
                     self._confirm_by(self._settings.write_copies(len(self._nodes)))
 
+    def restore_confirmations(self) -> None:
+        """Lets all copies confirm writes again, if a writer was killed while one was enough."""
+        copies = self._settings.write_copies(len(self._nodes))
+        if self.info().config.params.write_consistency_factor != copies:
+            self._confirm_by(copies)
+
     def _confirm_by(self, copies: int) -> None:
         q = messages()
         params = q.CollectionParamsDiff(write_consistency_factor=copies)

@@ -6,14 +6,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from index.gallery import Gallery
-from index.gallery.errors import IndexUnavailable
+from index.gallery import Gallery, open_gallery
+from index.gallery.errors import IndexUnavailable, StoreUnavailable
 from tests.index.gallery.reference import BUNDLE, ReferenceGallery, index_stats, make_entries, wait_until
+from tests.support.postgres import PostgresServer
 from tests.support.qdrant import Cluster, open_gallery_on, run_cluster
 
 pytestmark = pytest.mark.slow
@@ -131,3 +133,40 @@ def test_an_applier_that_is_killed_loses_nothing(cluster: Cluster, tmp_path: Pat
         assert gallery.verify() == []
         wait_until(lambda: index_stats(gallery).pending == 0)
         assert len(cluster.collections("killed")) <= 2, "what killed rebuilds left is removed by the next"
+
+
+def test_an_applier_that_has_lost_its_lock_stops(
+    cluster: Cluster, postgres: PostgresServer, postgres_url: str, tmp_path: Path
+) -> None:
+    address = f"{postgres_url} {cluster.address('lock', '?shards=3&replicas=2&apply_delay=4&write_timeout=20')}"
+    with open_gallery(address, create=True, cache=tmp_path) as slow, open_gallery(address, cache=tmp_path) as other:
+        slow.upsert(ENTRIES[:50], BUNDLE)
+        slow.activate(BUNDLE)
+        slow.upsert(ENTRIES[50:60], BUNDLE)
+        with ThreadPoolExecutor(1) as threads:
+            applying = threads.submit(slow.compact)
+            held = "FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted"
+            wait_until(lambda: postgres.execute(f"SELECT 1 {held}") != [])
+            time.sleep(1)  # it has read the changes, and waits for searches that began before
+            # What a restart of the server, or a network that fails, does to the lock.
+            postgres.execute(f"SELECT pg_terminate_backend(pid) {held}")
+            other.delete([item.id for item, _ in ENTRIES[50:60]])
+            other.compact()
+            with pytest.raises(StoreUnavailable):
+                applying.result()
+        reference = ReferenceGallery(ENTRIES[:50])
+        for gallery in (slow, other):
+            check(gallery, reference, top=200)
+        assert other.verify() == []
+
+
+def test_all_copies_confirm_writes_again_after_a_writer_was_killed(cluster: Cluster, tmp_path: Path) -> None:
+    with open_gallery_on(cluster.address("factor"), tmp_path / "gallery") as gallery:
+        gallery.upsert(ENTRIES[:50], BUNDLE)
+        gallery.activate(BUNDLE)
+        (name,) = cluster.collections("factor")
+        cluster.request("PATCH", f"/collections/{name}", {"params": {"write_consistency_factor": 1}})
+        gallery.upsert(ENTRIES[50:60], BUNDLE)
+        gallery.compact()
+        params = cluster.request("GET", f"/collections/{name}")["config"]["params"]
+        assert params["write_consistency_factor"] == params["replication_factor"] == 2
