@@ -87,17 +87,21 @@ def test_a_server_process_that_cannot_start_again_is_started_until_it_can(settin
     hidden = bundle.with_name("hidden")
     variables = {"LOOKALIKE_WORKERS": "2", "LOOKALIKE_BUNDLE": str(bundle)}
     with running(settings, tmp_path, **variables) as service:
-        until(lambda: httpx.get(f"{service.address}/readyz", timeout=60).status_code == 200)
+
+        def starts(end: str) -> int:
+            return service.log.read_text().count(f"Application startup {end}")
+
+        until(lambda: starts("complete") == 2)
         first = children(service.process.pid)
         assert len(first) == 2
         bundle.rename(hidden)
         try:
             os.kill(min(first), signal.SIGKILL)
-            until(lambda: service.log.read_text().count("Application startup failed") >= 2)
+            until(lambda: starts("failed") >= 2)
             assert httpx.post(f"{service.address}/v1/search", files=PHOTO, timeout=60).status_code == 200
         finally:
             hidden.rename(bundle)
-        until(lambda: service.log.read_text().count("Application startup complete") >= 3)
+        until(lambda: starts("complete") == 3)
         assert len(children(service.process.pid)) == 2
         assert service.process.poll() is None
         assert "Traceback" not in service.log.read_text()
