@@ -41,7 +41,7 @@ class Counts:
         self.running += change
 
 
-def limits(**values: int) -> Settings:
+def limits(**values: float) -> Settings:
     return Settings(gallery="none", **values)  # type: ignore[arg-type]
 
 

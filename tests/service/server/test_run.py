@@ -44,8 +44,9 @@ def test_what_prevents_a_start_is_one_line_in_the_format_of_the_log(tmp_path: Pa
 
 
 def test_an_error_when_the_application_starts_is_logged_without_a_traceback(
-    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)  # uvicorn's own configuration disables it
     app = create_app(settings.model_copy(update={"gallery": tmp_path / "nowhere"}))
     with caplog.at_level(logging.ERROR, "uvicorn.error"), pytest.raises(SystemExit):
         uvicorn.Server(uvicorn.Config(app, port=0, log_config=None)).run()
@@ -61,6 +62,7 @@ def test_a_bug_when_the_application_starts_is_logged_with_its_traceback(
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("service.state.check_exposure", fail)
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
     with caplog.at_level(logging.ERROR, "uvicorn.error"), pytest.raises(SystemExit):
         uvicorn.Server(uvicorn.Config(create_app(settings), port=0, log_config=None)).run()
     assert "Traceback" in caplog.messages[0] and "ZeroDivisionError: a bug" in caplog.messages[0]
