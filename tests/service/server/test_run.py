@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
 from service.app import create_app
 from service.settings import Settings
@@ -43,27 +44,35 @@ def test_what_prevents_a_start_is_one_line_in_the_format_of_the_log(tmp_path: Pa
     assert record["level"] == "critical" and "exception" not in record
 
 
-def test_an_error_when_the_application_starts_is_logged_without_a_traceback(
-    settings: Settings, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def messages_of_start(app: FastAPI) -> list[str]:
+    """Returns what uvicorn logs as errors while it fails to start the application, however logging is configured."""
+    logger, handler, records = logging.getLogger("uvicorn.error"), logging.Handler(logging.ERROR), list[str]()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(SystemExit):
+            uvicorn.Server(uvicorn.Config(app, port=0, log_config=None)).run()
+    finally:
+        logger.removeHandler(handler)
+    return records
+
+
+def test_an_error_when_the_application_starts_is_logged_without_a_traceback(settings: Settings, tmp_path: Path) -> None:
     app = create_app(settings.model_copy(update={"gallery": tmp_path / "nowhere"}))
-    with caplog.at_level(logging.ERROR, "uvicorn.error"), pytest.raises(SystemExit):
-        uvicorn.Server(uvicorn.Config(app, port=0, log_config=None)).run()
-    problem, end = caplog.messages
+    problem, end = messages_of_start(app)
     assert "nowhere" in problem and "lookalike reindex" in problem and "\n" not in problem
     assert end == "Application startup failed. Exiting."
 
 
 def test_a_bug_when_the_application_starts_is_logged_with_its_traceback(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> None:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr("service.state.check_exposure", fail)
-    with caplog.at_level(logging.ERROR, "uvicorn.error"), pytest.raises(SystemExit):
-        uvicorn.Server(uvicorn.Config(create_app(settings), port=0, log_config=None)).run()
-    assert "Traceback" in caplog.messages[0] and "ZeroDivisionError: a bug" in caplog.messages[0]
+    problem = messages_of_start(create_app(settings))[0]
+    assert "Traceback" in problem and "ZeroDivisionError: a bug" in problem
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -87,17 +96,21 @@ def test_a_server_process_that_cannot_start_again_is_started_until_it_can(settin
     hidden = bundle.with_name("hidden")
     variables = {"LOOKALIKE_WORKERS": "2", "LOOKALIKE_BUNDLE": str(bundle)}
     with running(settings, tmp_path, **variables) as service:
-        until(lambda: httpx.get(f"{service.address}/readyz", timeout=60).status_code == 200)
+
+        def starts(end: str) -> int:
+            return service.log.read_text().count(f"Application startup {end}")
+
+        until(lambda: starts("complete") == 2)
         first = children(service.process.pid)
         assert len(first) == 2
         bundle.rename(hidden)
         try:
             os.kill(min(first), signal.SIGKILL)
-            until(lambda: service.log.read_text().count("Application startup failed") >= 2)
+            until(lambda: starts("failed") >= 2)
             assert httpx.post(f"{service.address}/v1/search", files=PHOTO, timeout=60).status_code == 200
         finally:
             hidden.rename(bundle)
-        until(lambda: service.log.read_text().count("Application startup complete") >= 3)
+        until(lambda: starts("complete") == 3)
         assert len(children(service.process.pid)) == 2
         assert service.process.poll() is None
         assert "Traceback" not in service.log.read_text()
