@@ -124,6 +124,7 @@ class Gallery:
             follower.settle()
         if self._maintainer:
             self._maintainer.close()
+        self._index.close()
         self._store.close()
 
     @property

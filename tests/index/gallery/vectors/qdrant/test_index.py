@@ -20,6 +20,7 @@ from tests.index.gallery.reference import (
     make_entries,
     photo,
     unit,
+    wait_until,
 )
 from tests.support.clustered_vectors import nearest_rows, queries_near, shop_vectors
 from tests.support.qdrant import QUICK, Cluster, open_gallery_on
@@ -234,3 +235,20 @@ def test_pages_beyond_the_bound_are_refused(qdrant_cluster: Cluster, prefix: str
             seen += [hit.item.id for hit in found.hits[0]]
             cursor = found.cursor
         assert len(seen) == len(set(seen)) == 600
+
+
+def test_a_closed_gallery_has_no_connections(qdrant_cluster: Cluster, prefix: str, tmp_path: Path) -> None:
+    ports = {f"{node.grpc:04X}" for node in qdrant_cluster.nodes}
+
+    def count_connections() -> int:
+        """Returns how many established ones lead to the nodes' ports."""
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        return sum(fields[2].partition(":")[2] in ports and fields[3] == "01" for fields in lines)
+
+    before = count_connections()
+    gallery = open_gallery_on(qdrant_cluster.address(prefix), tmp_path / "gallery")
+    gallery.upsert(make_entries(10), BUNDLE)
+    gallery.activate(BUNDLE)
+    assert count_connections() > before
+    gallery.close()
+    wait_until(lambda: count_connections() == before)
