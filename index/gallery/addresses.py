@@ -2,7 +2,7 @@
 
 gallery
 postgresql://shop@db1:5432,db2:5432/shops?schema=toys
-postgresql://shop@db1/shops?schema=toys qdrant://node1:6333,node2:6333
+postgresql://shop@db1/shops?schema=toys qdrant://node1:6334,node2:6334/toys
 """
 
 import re

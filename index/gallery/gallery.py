@@ -109,6 +109,7 @@ class Gallery:
         self._views.close()
         if self._maintainer:
             self._maintainer.close()
+        self._index.close()
         self._store.close()
 
     @property

@@ -126,7 +126,7 @@ class IndexStats(Frozen):
     recall: float | None = Field(default=None, description="recall@10 against exact search, measured by the build")
     target: float | None = Field(default=None, description="the recall@10 that the build aimed at")
     effort: int | None = Field(default=None, description="efSearch or lists to read that reach it; 0: all vectors")
-    bytes: int = Field(default=0, description="size of its files")
+    bytes: int = Field(default=0, description="size of its files; 0 if servers hold them")
 
 
 class GalleryStats(Frozen):

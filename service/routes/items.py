@@ -33,7 +33,7 @@ from service.openapi import (
     example_response,
     item_response,
 )
-from service.problems import FILTER_INVALID, INVALID, ITEM_MISSING, ProblemError
+from service.problems import FILTER_INVALID, INDEX_UNAVAILABLE, INVALID, ITEM_MISSING, ProblemError
 from service.requests import (
     Conditions,
     KnownQuery,
@@ -76,7 +76,7 @@ ConditionsDep = Annotated[Conditions, Depends(read_conditions)]
     dependencies=[MaySearch, KnownQuery],
     responses={
         200: example_response({"items": [ITEM_ANSWER], "cursor": "mug-01", "hints": []}),
-        **error_responses(FILTER_INVALID, *READ_PROBLEMS),
+        **error_responses(FILTER_INVALID, INDEX_UNAVAILABLE, *READ_PROBLEMS),
     },
 )
 async def list_items(
@@ -229,7 +229,7 @@ async def delete_image(item_id: ItemId, image_id: ImageId, state: StateDep, cond
     dependencies=[MaySearch, KnownQuery],
     responses={
         200: example_response({"facets": [FACET], "left_out": []}),
-        **error_responses(FILTER_INVALID, *READ_PROBLEMS),
+        **error_responses(FILTER_INVALID, INDEX_UNAVAILABLE, *READ_PROBLEMS),
     },
 )
 async def list_facets(

@@ -12,7 +12,7 @@ from index.gallery import Gallery, GalleryStats
 from index.jobs import JobRecord
 from service.auth.dependencies import MaySearch
 from service.openapi import METRICS, STATUS, error_responses, example_response
-from service.problems import ACCESS_PROBLEMS, NOT_READY, OVERLOADED, ProblemError
+from service.problems import ACCESS_PROBLEMS, INDEX_UNAVAILABLE, NOT_READY, OVERLOADED, ProblemError
 from service.requests import KnownQuery
 from service.schemas.status import BundleStatus, GalleryStatus, Health, IndexStatus, Limits, Status
 from service.state import ServiceState, StateDep
@@ -29,7 +29,7 @@ _OK = {"status": "ok"}
 @router.get(
     "/v1/status",
     summary="The gallery, the model and the limits",
-    responses={200: example_response(STATUS), **error_responses(OVERLOADED, *ACCESS_PROBLEMS)},
+    responses={200: example_response(STATUS), **error_responses(OVERLOADED, INDEX_UNAVAILABLE, *ACCESS_PROBLEMS)},
     dependencies=[MaySearch, KnownQuery],
 )
 async def get_status(state: StateDep) -> Status:

@@ -85,6 +85,25 @@ def test_the_description_shows_an_example_of_every_error(client: httpx.Client) -
     assert "remedy" in description["components"]["schemas"]["Problem"]["properties"]
 
 
+def test_the_description_shows_which_requests_need_the_servers_of_a_gallery(client: httpx.Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    shown = {
+        f"{method.upper()} {path}": set(
+            operation["responses"]["503"]["content"]["application/problem+json"]["examples"]
+        )
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+    }
+    assert all("store-unavailable" in slugs for slugs in shown.values())
+    assert {label for label, slugs in shown.items() if "index-unavailable" in slugs} == {
+        "POST /v1/search",
+        "POST /v1/search/batch",
+        "GET /v1/items",
+        "GET /v1/facets",
+        "GET /v1/status",
+    }
+
+
 def test_the_description_shows_an_example_of_every_success(client: httpx.Client) -> None:
     description = client.get("/openapi.json").json()
     shapes = {name: _as_shown(shape) for name, shape in description["components"]["schemas"].items()}

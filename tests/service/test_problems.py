@@ -9,7 +9,7 @@ import pytest
 from index.embedding.images import ImageError
 from index.embedding.images import Reason as ImageReason
 from index.errors import LookalikeError
-from index.gallery.errors import StoreUnavailable
+from index.gallery.errors import IndexUnavailable, StoreUnavailable
 from service import problems
 from service.admission import Overloaded
 from service.app import create_app
@@ -58,6 +58,12 @@ def test_every_reason_of_an_image_error_has_a_problem_of_its_own() -> None:
 def test_a_store_that_cannot_be_reached_is_a_problem_to_repeat_later() -> None:
     answer = answer_to(StoreUnavailable("PostgreSQL cannot be reached.", "Start it."))
     assert problem(answer, 503, "store-unavailable")["detail"] == "PostgreSQL cannot be reached."
+    assert answer.headers["retry-after"] == "1"
+
+
+def test_a_vector_index_that_cannot_be_reached_is_a_problem_to_repeat_later() -> None:
+    answer = answer_to(IndexUnavailable("Qdrant does not answer at a:6334.", "Start its nodes."))
+    assert problem(answer, 503, "index-unavailable")["detail"] == "Qdrant does not answer at a:6334."
     assert answer.headers["retry-after"] == "1"
 
 

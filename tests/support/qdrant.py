@@ -27,6 +27,8 @@ QUICK = QdrantSettings(shards=3, replicas=2, apply_delay=0, write_timeout=20)
 """For tests: collections that are created quickly, and changes that no search has to be waited for."""
 QUICK_OPTIONS = f"?{urlencode(QUICK.model_dump(exclude_unset=True))}"
 """The same as options of an address."""
+only_in_test_cluster = pytest.mark.skipif(not os.environ.get("CLUSTER"), reason="run by `make test-cluster`")
+"""Marks a test that takes long; those without it are a representative part for `make test`."""
 BINARY = Path(__file__).parents[2] / ".servers" / "qdrant"
 
 

@@ -162,5 +162,8 @@ class VectorIndex(Protocol):
     def clean(self) -> None:
         """Removes what no bundle of the store uses any more."""
 
+    def close(self) -> None:
+        """Releases connections; what was opened before can no longer be searched if it needs them."""
+
     def files(self, bundle: BundleRow) -> dict[str, Path]:
         """Returns name to path of the files that a snapshot needs to open the bundle's index; raises IndexDamaged."""

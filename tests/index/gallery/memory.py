@@ -571,5 +571,8 @@ class MemoryIndex:
         for name in self._store.data.built.keys() - named:
             del self._store.data.built[name]
 
+    def close(self) -> None:
+        pass
+
     def files(self, bundle: BundleRow) -> dict[str, Path]:
         raise LookalikeError("An index in memory has no files.")

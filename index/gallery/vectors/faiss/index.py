@@ -82,6 +82,9 @@ class FaissIndex:
         with self._lock(wait=True):
             self._remove_unused()
 
+    def close(self) -> None:
+        """Does nothing: files are released with what was opened."""
+
     def files(self, bundle: BundleRow) -> dict[str, Path]:
         if bundle.index_name is None:
             return {}

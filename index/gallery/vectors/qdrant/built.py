@@ -153,25 +153,27 @@ class QdrantSegment:
                 effort=effort,
                 contents=contents if limit * len(pending) <= _MAX_WHOLE else None,
             )
-            near = [self._near_best(points, wanted) for points in answers]
+            # Fewer than the limit are all there are.
+            near = [self._near_best(points, wanted if len(points) == limit else limit) for points in answers]
             found = self._fetch({key for own in near for key in own}, contents)
             is_deep = limit >= count + _RANK_ALLOWANCE if effort else limit > _WIDEN_FACTOR * count + _MAX_NEAR
             left, is_short = [], False
             for row, points, own in zip(pending, answers, near, strict=True):
                 ranked = self._rank(queries[row], [key for key in own if key in found], found)
-                # Of the first points some may match only Qdrant's wider filter: then all are compared.
-                is_all = len(points) < limit and not effort and (len(ranked) >= count or wanted >= limit)
+                is_all = len(points) < limit and not effort
                 if is_all or (len(ranked) >= count and (is_deep or _is_final(ranked, points, count))):
                     yield row, ranked
                 else:
                     left.append(row)
                     is_short = is_short or len(points) < limit
+            pending = left
             if effort and is_short:
                 effort = 0
-            else:
-                limit *= _WIDEN_FACTOR
-                effort = self._effort(limit) if effort else 0
-            wanted, pending = limit, left
+            elif limit < count + _RANK_ALLOWANCE:
+                limit = count + _RANK_ALLOWANCE
+            else:  # of the first points some may match only Qdrant's wider filter: then all are compared
+                limit = wanted = _WIDEN_FACTOR * limit
+            effort = self._effort(limit) if effort else 0
 
     def _near_best(self, points: Neighbours, count: int) -> list[int]:
         """Returns the points that may be among the first `count`: Qdrant's scores are only nearly exact."""

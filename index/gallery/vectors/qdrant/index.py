@@ -154,6 +154,9 @@ class QdrantIndex:
         with self._lock(wait=True):
             self._remove_unused(grace=False)
 
+    def close(self) -> None:
+        self._nodes.close()
+
     def files(self, bundle: BundleRow) -> dict[str, Path]:
         """Returns no files: whoever restores the store builds the index from it."""
         return {}

@@ -44,6 +44,7 @@ class Nodes:
         self._next = itertools.count()
         self._failed = [-_REST_SECONDS] * len(nodes)
         self._lock = threading.Lock()
+        self._channels: dict[int, Any] = {}
         self._stubs: dict[tuple[int, Service], Any] = {}
 
     def __len__(self) -> int:
@@ -89,11 +90,20 @@ class Nodes:
         stub = self._stubs.get((node, service))
         if stub is None:
             with self._lock:
-                channel = self._connect(*self._nodes[node])
+                channel = self._channels.get(node) or self._connect(*self._nodes[node])
+                self._channels[node] = channel
                 for name in ("Points", "Collections"):
                     self._stubs[node, name] = getattr(messages(), f"{name}Stub")(channel)
                 stub = self._stubs[node, service]
         return stub
+
+    def close(self) -> None:
+        """Closes the connections; a later request opens them again."""
+        with self._lock:
+            for channel in self._channels.values():
+                channel.close()
+            self._channels.clear()
+            self._stubs.clear()
 
     def _connect(self, host: str, port: int) -> Any:
         key = os.environ.get(API_KEY_VARIABLE)

@@ -20,7 +20,7 @@ Quantization = Literal["none", "int8", "binary"]
 class QdrantSettings(Frozen):
     """Parameters of a Qdrant index. Each may be an option of the address."""
 
-    tls: bool = Field(default=False, description="whether to connect with TLS")
+    tls: bool = Field(default=False, description="whether to connect with TLS; qdrants:// always does")
     shards: int = Field(
         default=0,
         ge=0,
@@ -97,7 +97,7 @@ class QdrantAddress(NamedTuple):
 
     @classmethod
     def parse(cls, address: str) -> Self:
-        """Parses `qdrant://host:port,host:port/prefix?option=value`.
+        """Parses `qdrant://host:port,host:port/prefix?option=value`; `qdrants://` connects with TLS.
 
         Ports are those of gRPC. 6333, the usual port of the REST interface, stands for 6334, that of gRPC next to it.
         """
@@ -107,9 +107,11 @@ class QdrantAddress(NamedTuple):
             nodes = tuple(map(_parse_node, parts.netloc.split(",")))
         except ValueError:
             raise LookalikeError(f"The address {redact(address)} names no node of Qdrant.", _EXAMPLE) from None
-        if parts.scheme != "qdrant" or not _PREFIX.fullmatch(prefix):
+        if parts.scheme not in ("qdrant", "qdrants") or not _PREFIX.fullmatch(prefix):
             raise LookalikeError(f"The address {redact(address)} has no valid prefix of collections.", _EXAMPLE)
         options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        if parts.scheme == "qdrants":
+            options["tls"] = "true"
         try:
             settings = QdrantSettings.model_validate_strings(options)
         except ValidationError as error:

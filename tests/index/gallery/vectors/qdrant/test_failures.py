@@ -16,7 +16,7 @@ from index.gallery import Gallery, open_gallery
 from index.gallery.errors import IndexUnavailable, StoreUnavailable
 from tests.index.gallery.reference import BUNDLE, ReferenceGallery, index_stats, make_entries, wait_until
 from tests.support.postgres import PostgresServer
-from tests.support.qdrant import Cluster, open_gallery_on, run_cluster
+from tests.support.qdrant import Cluster, only_in_test_cluster, open_gallery_on, run_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -65,6 +65,7 @@ def test_searches_and_writes_continue_while_a_node_is_killed(cluster: Cluster, t
             check(gallery, reference, top=200)
 
 
+@only_in_test_cluster
 def test_searches_are_refused_while_no_node_answers_and_recover(cluster: Cluster, tmp_path: Path) -> None:
     reference = ReferenceGallery(ENTRIES[:50])
     with open_gallery_on(cluster.address("all"), tmp_path / "gallery") as gallery:
@@ -102,6 +103,7 @@ def test_searches_are_refused_while_no_node_answers_and_recover(cluster: Cluster
         check(gallery, reference, top=100)
 
 
+@only_in_test_cluster
 def test_an_applier_that_is_killed_loses_nothing(cluster: Cluster, tmp_path: Path) -> None:
     random = np.random.default_rng(1)
     reference = ReferenceGallery(ENTRIES[:100])

@@ -20,9 +20,10 @@ from tests.index.gallery.reference import (
     make_entries,
     photo,
     unit,
+    wait_until,
 )
 from tests.support.clustered_vectors import nearest_rows, queries_near, shop_vectors
-from tests.support.qdrant import QUICK, Cluster, open_gallery_on
+from tests.support.qdrant import QUICK, Cluster, only_in_test_cluster, open_gallery_on
 
 pytestmark = pytest.mark.slow
 
@@ -62,7 +63,7 @@ def test_facets_equal_those_of_the_embedded_engine(gallery: Gallery, tmp_path: P
             assert list(gallery.facets(**options)) == list(embedded.facets(**options)), options
 
 
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["none", pytest.param("int8", marks=only_in_test_cluster)])
 def test_filtered_searches_of_graphs_reach_their_recall(
     qdrant_cluster: Cluster, prefix: str, tmp_path: Path, quantization: str
 ) -> None:
@@ -138,6 +139,7 @@ def test_searches_while_others_write_and_apply_are_of_one_revision(
         ]
 
 
+@only_in_test_cluster
 def test_a_rebuild_removes_the_collection_that_it_replaces(
     qdrant_cluster: Cluster, gallery: Gallery, prefix: str
 ) -> None:
@@ -189,6 +191,7 @@ def test_a_lost_collection_is_replaced_by_memory_and_then_rebuilt(
     assert gallery.verify() == []
 
 
+@only_in_test_cluster
 def test_a_lost_collection_that_does_not_fit_into_memory_is_refused_until_it_is_rebuilt(
     qdrant_cluster: Cluster, prefix: str, tmp_path: Path
 ) -> None:
@@ -206,6 +209,7 @@ def test_a_lost_collection_that_does_not_fit_into_memory_is_refused_until_it_is_
         assert gallery.search(query, bundle_id=BUNDLE).hits[0]
 
 
+@only_in_test_cluster
 def test_a_store_that_was_restored_does_not_use_a_collection_of_later_revisions(
     qdrant_cluster: Cluster, prefix: str, tmp_path: Path
 ) -> None:
@@ -251,3 +255,22 @@ def test_pages_beyond_the_bound_are_refused(qdrant_cluster: Cluster, prefix: str
             seen += [hit.item.id for hit in found.hits[0]]
             cursor = found.cursor
         assert len(seen) == len(set(seen)) == 600
+
+
+def test_a_closed_gallery_has_no_connections(qdrant_cluster: Cluster, prefix: str, tmp_path: Path) -> None:
+    ports = {f"{node.grpc:04X}" for node in qdrant_cluster.nodes}
+
+    def count_connections() -> int:
+        """Returns how many established ones lead to the nodes' ports."""
+        # gRPC connects to IPv4 addresses by sockets of IPv6.
+        tables = [Path("/proc/net", name).read_text() for name in ("tcp", "tcp6")]
+        lines = [line.split() for table in tables for line in table.splitlines()[1:]]
+        return sum(fields[2].partition(":")[2] in ports and fields[3] == "01" for fields in lines)
+
+    before = count_connections()
+    gallery = open_gallery_on(qdrant_cluster.address(prefix), tmp_path / "gallery")
+    gallery.upsert(make_entries(10), BUNDLE)
+    gallery.activate(BUNDLE)
+    assert count_connections() > before
+    gallery.close()
+    wait_until(lambda: count_connections() == before)

@@ -21,6 +21,15 @@ def test_the_port_of_the_rest_interface_stands_for_that_of_grpc() -> None:
 
 
 @pytest.mark.parametrize(
+    ("address", "tls"),
+    [("qdrant://a/shop", False), ("qdrant://a/shop?tls=true", True), ("qdrants://a/shop", True),
+     ("qdrants://a/shop?tls=false", True)],
+)  # fmt: skip
+def test_a_secure_address_connects_with_tls(address: str, tls: bool) -> None:
+    assert QdrantAddress.parse(address).settings.tls == tls
+
+
+@pytest.mark.parametrize(
     "address",
     ["qdrant:///shop", "qdrant://a:port/shop", "qdrant://a", "qdrant://a/shop/b", "qdrant://a/sh.op", "http://a/shop",
      "qdrant://key@a/shop", "qdrant://a/shop?shard=3", "qdrant://a/shop?shards=many", "qdrant://a/shop?timeout=0"],
