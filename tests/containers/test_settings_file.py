@@ -7,8 +7,9 @@ from service.settings import FILE_VARIABLE, PREFIX, Settings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 DOCUMENTED = dict(re.findall(r"^#(\w+)=(.*)$", (DEPLOY / ".env.example").read_text(), re.MULTILINE))
-COMPOSE = (DEPLOY / "compose.yaml").read_text()
-FIXED = {"create", "host", "port"}
+COMPOSE = re.sub(r"\n +", " ", (DEPLOY / "compose.yaml").read_text())
+"""With folded lines, as YAML reads them."""
+FIXED = {"cache", "create", "host", "port"}
 """Settings with a fixed value in a container."""
 
 
