@@ -24,7 +24,7 @@ from index.errors import LookalikeError
 from service.admission import Admission
 from service.app import create_app
 from service.memory import configure_allocator
-from service.observability.logging import configure
+from service.observability.logging import JsonFormatter, configure
 from service.observability.metrics import FOLDER_VARIABLE, Telemetry
 from service.observability.tracing import Tracing
 from service.server.connections import BACKLOG
@@ -104,9 +104,10 @@ def _metrics_folder() -> Iterator[Path]:
 
 
 def _announce(settings: Settings, address: str, announce: str) -> None:
-    """Reports that requests are accepted: to people on standard output, to programs that read a JSON log in it."""
+    """Prints that requests are accepted, whatever the level of the log, and in its format if that is JSON."""
     if settings.log_format == "json":
-        log.info("Lookalike serves on %s", address, extra={"fields": {"address": address}})
+        record = log.makeRecord(log.name, logging.INFO, __file__, 0, "Lookalike serves on %s", (address,), None)
+        print(JsonFormatter().format(record), flush=True)
         return
     print(f"Lookalike serves on {address} (stop with Ctrl-C)", flush=True)
     if announce:

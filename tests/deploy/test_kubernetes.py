@@ -264,7 +264,7 @@ def test_commands_of_the_pods_run_as_written(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout
-            found = re.search(r"http://\S+", process.stdout.readline())
+            found = re.search(r"http://[^\s\"]+", process.stdout.readline())
             assert found
             probes = {path: httpx.get(found[0] + path).status_code for path in ("/healthz", "/readyz")}
             assert probes == {"/healthz": 200, "/readyz": 503}

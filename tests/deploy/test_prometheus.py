@@ -73,7 +73,7 @@ def start_service(folder: Path) -> Iterator[tuple[str, "subprocess.Popen[str]"]]
     environment = {"LOOKALIKE_CONFIG": str(folder / "settings.toml")}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout
-        found = re.search(r"http://\S+", process.stdout.readline())
+        found = re.search(r"http://[^\s\"]+", process.stdout.readline())
         assert found, "the service did not start"
         try:
             yield found[0], process

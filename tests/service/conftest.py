@@ -98,16 +98,8 @@ class ServiceProcess(NamedTuple):
     address: str
     process: subprocess.Popen[str]
     log: Path
-
-
-def _wait_for_line(log: Path, process: subprocess.Popen[str]) -> str:
-    """Returns the line with which a JSON log reports that requests are accepted."""
-    while process.poll() is None:
-        for line in log.read_text().splitlines():
-            if "Lookalike serves on" in line:
-                return line
-        time.sleep(0.05)
-    return ""
+    ready: str
+    """The line that reports that requests are accepted."""
 
 
 @contextmanager
@@ -120,11 +112,10 @@ def running(settings: Settings, folder: Path, **variables: str) -> Iterator[Serv
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     assert process.stdout
     try:
-        in_log = variables.get("LOOKALIKE_LOG_FORMAT") == "json"
-        line = _wait_for_line(log, process) if in_log else process.stdout.readline()
+        line = process.stdout.readline()
         match = re.search(r"http://[^\s\"]+", line)
         assert match, log.read_text()
-        yield ServiceProcess(match[0], process, log)
+        yield ServiceProcess(match[0], process, log, line)
     finally:
         process.terminate()
         assert process.wait(30) in (0, -signal.SIGTERM, -signal.SIGKILL, INTERRUPTED), log.read_text()

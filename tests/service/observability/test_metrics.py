@@ -219,8 +219,8 @@ def test_every_log_line_is_json_and_every_request_has_one(settings: Settings, tm
     }
     assert asked["milliseconds"] > 0 and (probed["route"], probed["level"]) == ("/healthz", "debug")
     assert "uvicorn.error" in {line["logger"] for line in lines}
-    (ready,) = [line for line in lines if line["message"] == f"Lookalike serves on {service.address}"]
-    assert (ready["level"], ready["address"]) == ("info", service.address)
+    ready = json.loads(service.ready)
+    assert (ready["level"], ready["message"]) == ("info", f"Lookalike serves on {service.address}")
     assert token not in text and token.split("_")[2] not in text
 
 
