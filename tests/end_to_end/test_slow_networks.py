@@ -11,7 +11,7 @@ import pytest
 from service.client import Client, ServiceError
 from tests.support.postgres import run_postgres
 from tests.support.processes import lookalike
-from tests.support.qdrant import run_cluster
+from tests.support.qdrant import only_in_test_cluster, run_cluster
 from tests.support.replicas import Replica, run_replicas
 from tests.support.shoppers import photo_of
 from tests.support.tcp_proxy import TcpProxy
@@ -110,6 +110,7 @@ def test_a_postgres_that_stops_to_respond_makes_searches_stale_and_then_refused(
 
 
 @pytest.mark.slow
+@only_in_test_cluster
 def test_a_qdrant_that_stops_to_respond_is_reported_and_recovers(shop: Shop) -> None:
     shop.nodes[1].hang()
     assert set(search_at_once(shop.replica)) == {("ball-red", 0)}, "other nodes answer"
@@ -129,6 +130,7 @@ def test_a_qdrant_that_stops_to_respond_is_reported_and_recovers(shop: Shop) -> 
 
 
 @pytest.mark.slow
+@only_in_test_cluster
 def test_delays_make_searches_slower_and_nothing_else(shop: Shop) -> None:
     for proxy in (shop.postgres, *shop.nodes):
         proxy.delay = 0.05
