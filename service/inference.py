@@ -35,7 +35,6 @@ from service.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_BUILD_POLL_SECONDS = 0.2
 _OVERLAP_SECONDS = 10.0
 """How long images are also embedded with a bundle that was replaced: so long another process may search with it."""
 
@@ -211,7 +210,6 @@ class ActiveModel:
         self._needed = NeededBundles(None, ())
         self._replaced: tuple[str, float] | None = None
         """The bundle that was in use before, and until when other processes may search with it."""
-        self._is_closing = False
         self._looks = 0
         self._seen = 0
         """The number of the look that found what is needed."""
@@ -235,7 +233,6 @@ class ActiveModel:
 
     async def close(self) -> None:
         """Finishes the photos that were accepted and closes all models."""
-        self._is_closing = True
         if self._watcher:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -289,10 +286,10 @@ class ActiveModel:
         """
         self._looks += 1
         look, opened = self._looks, set(self._models)
-        needed, can_search = await anyio.to_thread.run_sync(self._read_needed)
+        needed = await anyio.to_thread.run_sync(self._read_needed)
         if look > self._seen:  # else a look that began later was faster
             self._seen, self._needed = look, needed
-            self._switch(can_search)
+            self._switch()
             # Not those that were opened since: a write may need them.
             for bundle_id in opened.intersection(self._models).difference(self._kept()):
                 self._close(bundle_id)
@@ -300,32 +297,27 @@ class ActiveModel:
             await asyncio.shield(self._loading[needed.active])
         return needed
 
-    def _read_needed(self) -> tuple[NeededBundles, bool]:
-        """Reads the needed bundles, and adds one that was just replaced: another process may not know that yet.
-
-        Also returns whether the active one can be searched.
-        """
+    def _read_needed(self) -> NeededBundles:
+        """Reads the needed bundles, and adds one that was just replaced: another process may not know that yet."""
         needed = self._gallery.needed_bundles()
-        can_search = needed.active is not None and self._gallery.can_search(needed.active)
         bundle_id, until = self._replaced or ("", 0.0)
-        if monotonic() <= until and bundle_id not in (needed.active, *needed.prepared):
-            kept = filter(self._gallery.has_bundle, [bundle_id])
-            needed = needed._replace(prepared=(*needed.prepared, *kept))
-        return needed, can_search
+        if monotonic() > until or bundle_id in (needed.active, *needed.prepared):
+            return needed
+        return needed._replace(prepared=(*needed.prepared, *filter(self._gallery.has_bundle, [bundle_id])))
 
-    def _switch(self, can_search: bool) -> None:
+    def _switch(self) -> None:
         """Uses the model of the active bundle, or starts to load it."""
         active = self._needed.active
         if active is None or (self._model and self._model.bundle.id == active):
             return
-        if active in self._models and can_search:
+        if active in self._models:
             self._use(self._models[active])
         elif self._may_load(active):
             self._start_loading(active)
 
-    def _kept(self) -> set[str | None]:
+    def _kept(self) -> set[str]:
         in_use = [self._model.bundle.id] if self._model else []
-        return {*in_use, self._needed.active, *self._needed.prepared}
+        return {*in_use, *self._needed.prepared}
 
     async def _watch(self) -> None:
         """Follows the gallery while no request does, so that the first request finds the current model."""
@@ -346,12 +338,7 @@ class ActiveModel:
 
     async def _load_or_log(self, bundle_id: str) -> None:
         try:
-            if bundle_id not in self._models:
-                await self._load(bundle_id)
-            while self._must_wait_for(bundle_id) and not await anyio.to_thread.run_sync(
-                self._gallery.can_search, bundle_id
-            ):
-                await asyncio.sleep(_BUILD_POLL_SECONDS)
+            await self._load(bundle_id)
         except Exception as error:  # the first batch of a model may raise undocumented types of ONNX Runtime
             self._retry_at[bundle_id] = monotonic() + self._settings.bundle_retry_seconds
             log.error("the bundle %s cannot be loaded: %s", bundle_id, error)
@@ -362,10 +349,6 @@ class ActiveModel:
                 log.info("new images are also embedded with bundle %s, which a job prepares", bundle_id)
         finally:
             del self._loading[bundle_id]
-
-    def _must_wait_for(self, bundle_id: str) -> bool:
-        """Whether requests are answered with another model until the gallery can search with this one."""
-        return bundle_id == self._needed.active and self._model is not None and not self._is_closing
 
     async def _load(self, bundle_id: str) -> Model:
         return await self._open(await anyio.to_thread.run_sync(self._gallery.load_bundle, bundle_id))

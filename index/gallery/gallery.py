@@ -157,14 +157,6 @@ class Gallery:
         """
         return needed_bundles(self.jobs, self.active_bundle, self._store.has_bundle)
 
-    def can_search(self, bundle_id: str) -> bool:
-        """Whether searches may change to a bundle that has become active.
-
-        Where each machine builds its own index, one that maintains the gallery continues with the previous bundle until
-        the index is built: without it, each search would compare all vectors.
-        """
-        return self._views.can_search(bundle_id)
-
     def bundles(self) -> list[BundleStats]:
         """Returns every bundle with vectors, its origin and its use, the active one first."""
         return list_bundles(self._store, self.needed_bundles())
@@ -467,8 +459,9 @@ class Gallery:
         self._store.check()
         news = self._views.ask_news()
         idle = news == self._keeping_up_to
-        self._views.keep_up(idle=idle)
-        self._keeping_up_to = news
+        if not idle:
+            self._views.active()
+            self._keeping_up_to = news
         try:
             self._store.checkpoint(idle=idle)
         except StoreError as error:  # such as a full disk: searches and reads continue

@@ -35,9 +35,6 @@ class Views:
         """When it was last asked whether there is news, of those times when the store responded."""
         self._is_unreachable = False
         self._active: str | None = None
-        self._previous: str | None = None
-        self._building: str | None = None
-        """The active bundle, while its index is built on this machine and searches continue with the previous one."""
         self._followers: dict[str, Follower] = {}
         self._rehearsals: dict[str, Follower] = {}
         self._opening: dict[str, threading.Lock] = {}
@@ -59,25 +56,14 @@ class Views:
             self.check_age(error)
         return self._active
 
-    def can_search(self, bundle_id: str) -> bool:
-        """Whether searches may change to a bundle that has become active."""
-        self.active_bundle()
-        return bundle_id != self._building
-
     def _look(self, news: int) -> None:
         """Reads which bundle is active; the previous one stays searchable for requests that started with it."""
         if news == self._news:
             return
         with self._lock:
             head = self._store.watch.head()
-            active = head.bundle.id if head.bundle else None
-            self._previous = head.previous.id if head.previous else None
-            if active != self._active:
-                has_index = head.bundle is None or head.bundle.index_name is not None
-                can_wait = self._maintainer is not None and self._previous in self._followers
-                self._building = active if can_wait and not has_index else None
-            self._active = active
-            kept = {self._active, self._previous}
+            self._active = head.bundle.id if head.bundle else None
+            kept = {self._active, head.previous.id if head.previous else None}
             for name in self._followers.keys() - kept:
                 del self._followers[name]
             self._news = news
@@ -90,8 +76,6 @@ class Views:
             active = self.active_bundle()
             if active is None:
                 return None
-            if active == self._building and self._previous in self._followers:
-                active = self._previous
             try:
                 return self.get(active)[0]
             except BundleMismatch:
@@ -151,25 +135,6 @@ class Views:
                 with self._lock:
                     followers[bundle_id] = follower
             return follower
-
-    # In the background
-
-    def keep_up(self, *, idle: bool) -> None:
-        """Follows the store while nobody searches, so that no search has to catch up with many writes."""
-        if not idle:
-            self.active()
-        if self._building:
-            self._finish_building(self._building)
-
-    def _finish_building(self, bundle_id: str) -> None:
-        """Opens the index of a bundle once this machine has built it; asks for the build until then."""
-        bundle = self._store.watch.bundle(bundle_id)
-        if bundle and bundle.index_name is None and self._maintainer:
-            self._maintainer.request()
-            return
-        if bundle:
-            self.newest(bundle_id)
-        self._building = None
 
     # Whether the store responds
 

@@ -47,7 +47,7 @@ class QdrantSettings(Frozen):
     efforts: tuple[int, ...] = Field(
         default=(32, 48, 64, 96, 128, 192, 256, 512), description="values of hnsw_ef to measure, from fast to accurate"
     )
-    filtered_factor: int = Field(default=2, ge=1, description="by which a filter raises hnsw_ef")
+    filtered_factor: int = Field(default=12, ge=1, description="by which a filter raises hnsw_ef")
     sample: int = Field(default=200, ge=1, description="stored vectors that measure the recall")
     indexed_attributes: int = Field(
         default=100,

@@ -24,7 +24,6 @@ from index.gallery.store.postgres_schema import MIGRATIONS, migrate
 from index.gallery.types import Item
 from index.gallery.vectors.faiss.index import FaissIndex
 from tests.index.gallery.reference import BUNDLE, TRIO, make_entries, photo, unit, wait_until
-from tests.index.gallery.reference import OTHER_BUNDLE as OTHER
 from tests.support.postgres import PASSWORD, PostgresServer
 from tests.support.tiny_bundle import make_tiny_bundle
 
@@ -75,27 +74,6 @@ def test_a_bundle_activated_by_one_machine_is_searched_by_another(postgres_url: 
         one.drop_bundle(other)
         assert two.compact() is not None
         assert [bundle.id for bundle in two.bundles()] == [BUNDLE]
-
-
-def test_a_machine_searches_with_the_previous_bundle_until_its_own_index_is_built(
-    postgres_url: str, tmp_path: Path
-) -> None:
-    settings = GallerySettings(follow_seconds=0.05, rest_seconds=0.05)
-    with open_gallery(postgres_url, create=True, cache=tmp_path / "one") as one:
-        one.upsert(TRIO, BUNDLE)
-        one.activate(BUNDLE)
-        with open_gallery(postgres_url, maintain=True, cache=tmp_path / "two", settings=settings) as two:
-            assert ids(two)[0] == "mug"
-            entries = [(item, [image._replace(vector=unit(1, 2)) for image in images]) for item, images in TRIO]
-            one.upsert(entries, OTHER)
-            one.activate(OTHER)
-            assert two.active_bundle() == OTHER
-            assert not two.can_search(OTHER)
-            assert two.search_item("mug").bundle_id == BUNDLE
-            assert ids(two)[0] == "mug", "photos are embedded with the previous bundle"
-            wait_until(lambda: two.can_search(OTHER))
-            assert two.search_item("mug").bundle_id == OTHER
-            assert two.stats().index.name is not None
 
 
 def test_a_machine_without_its_cache_builds_its_index_again(postgres_url: str, tmp_path: Path) -> None:
