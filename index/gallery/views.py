@@ -1,6 +1,5 @@
 """The views that searches read: of the active bundle, of the one before it, and of those that are rehearsed."""
 
-import logging
 import threading
 from time import monotonic
 
@@ -12,8 +11,6 @@ from index.gallery.store.base import BundleRow, ItemStore, StoreReader
 from index.gallery.vectors.base import VectorIndex
 from index.gallery.vectors.follower import Follower
 from index.gallery.vectors.view import View
-
-log = logging.getLogger(__name__)
 
 
 class Views:
