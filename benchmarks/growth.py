@@ -7,6 +7,7 @@ those of `gallery.py`. What an earlier run has finished is reused, with --dir.
 
 import argparse
 import json
+import logging
 import resource
 import shutil
 import statistics
@@ -62,6 +63,8 @@ def main() -> None:
     arguments = parser.parse_args()
     size, counts = QUICK if arguments.quick else FULL
     if arguments.role:
+        logging.basicConfig(format="%(asctime)s %(message)s")
+        logging.getLogger(builder.__name__).setLevel(logging.DEBUG)
         [count] = arguments.count
         place = Place(arguments.dir, count, size, arguments.kind)
         print(json.dumps(ROLES[arguments.role](place)))

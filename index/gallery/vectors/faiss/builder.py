@@ -224,6 +224,7 @@ def _measure_plan(searcher: Searcher, queries: Queries) -> Plan:
                 scores, _ = searcher.approximate_search(queries, results, effort)
                 # Compares scores, not positions: duplicates of one photo are interchangeable.
                 recall = float(np.mean(scores >= truth[:, results - 1 : results] - _ROUNDING))
+                _log.debug("Effort %d finds %.4f of the %d nearest vectors.", effort, recall, results)
                 if recall >= target:
                     return effort, recall
         return SCAN, 1.0

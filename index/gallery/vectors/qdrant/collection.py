@@ -1,5 +1,6 @@
 """One collection of Qdrant, and what is recorded about it in its metadata."""
 
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,7 @@ class CollectionState(Frozen):
     dimension: int
     last: str = Field(description="the index's name before the step that wrote this")
     next: str = Field(description="its name after that step")
+    is_complete: bool = Field(default=True, description="whether all changes of the step were applied")
     images: int = 0
     newest_key: int = Field(default=0, description="the highest key of its images")
     max_images_per_item: int = 0
@@ -45,6 +47,15 @@ class CollectionState(Frozen):
     recall: float = 1.0
     target: float = 1.0
     measured: int = Field(default=0, description="the images with which the recall was measured")
+
+    def is_of(self, name: str) -> bool:
+        """Whether the collection was brought to an index, and perhaps a part of the way to the next one."""
+        return name == self.last or (name == self.next and self.is_complete)
+
+
+def step_name(collection: str, revision: int) -> str:
+    """Returns a new name for a collection with the changes up to a revision."""
+    return f"{collection}@{revision}.{secrets.token_hex(4)}"
 
 
 class Collection:
@@ -59,6 +70,55 @@ class Collection:
         self._settings = settings
         self._before_write = before_write or (lambda: None)
         self._relaxing = threading.Lock()
+        self._required = 0
+        self._current: set[int] = set()
+        """Nodes that have learned of a mark which is high enough."""
+
+    # The nodes that may serve reads
+
+    def require(self, revision: int) -> None:
+        """Lets only those nodes serve reads that have learned of the mark of a revision, or of a later one.
+
+        A node that was cut off, or has hung, takes its own copies for complete until it has learned what happened
+        meanwhile. Nodes learn everything in one order: one that knows a mark knows which copies had failed before.
+        """
+        self._required, self._current = revision, set()
+
+    def mark(self, revision: int) -> None:
+        """Marks that everything up to a revision was written.
+
+        A mark is an alias, as each node reads those from what it knows itself; metadata it may ask of another one.
+        """
+        q = messages()
+        alias = q.AliasOperations(
+            create_alias=q.CreateAlias(collection_name=self.name, alias_name=f"{self.name}@{revision}")
+        )
+        request = q.ListCollectionAliasesRequest(collection_name=self.name)
+        old = self._marks(self._nodes.call("Collections", "ListCollectionAliases", request))
+        actions = [
+            q.AliasOperations(delete_alias=q.DeleteAlias(alias_name=f"{self.name}@{earlier}"))
+            for earlier in old
+            if earlier < revision
+        ]
+        self._admin("UpdateAliases", q.ChangeAliases(actions=[alias, *actions]))
+
+    def _marks(self, response: Any) -> list[int]:
+        """Returns the revisions of the marks among aliases."""
+        names = [one.alias_name.rpartition("@") for one in response.aliases]
+        return [int(text) for name, _, text in names if name == self.name and text.isdigit()]
+
+    def _read(self, method: str, request: Any, timeout: float | None = None) -> Any:
+        q, current, required = messages(), self._current, self._required
+
+        def is_current(node: int, seconds: float) -> bool:
+            if node not in current:
+                wanted = q.ListCollectionAliasesRequest(collection_name=self.name)
+                known = self._nodes.ask(node, "Collections", "ListCollectionAliases", wanted, seconds)
+                if max(self._marks(known), default=0) >= required:
+                    current.add(node)
+            return node in current
+
+        return self._nodes.call("Points", method, request, timeout, is_current=is_current)
 
     # The collection itself
 
@@ -87,7 +147,13 @@ class Collection:
             on_disk_payload=True,
             metadata={_METADATA: q.Value(string_value=state.model_dump_json())},
         )
-        self._admin("Create", request)
+        try:
+            self._admin("Create", request)
+        except IndexUnavailable:
+            # The name is new: if it exists, a node that gave no answer in time has created it.
+            exists = q.CollectionExistsRequest(collection_name=self.name)
+            if not self._nodes.call("Collections", "CollectionExists", exists).result.exists:
+                raise
         types = q.FieldType
         self._index({ITEM: types.FieldTypeInteger, FIRST: types.FieldTypeBool, NAMES: types.FieldTypeKeyword})
 
@@ -236,10 +302,10 @@ class Collection:
             for query in queries.tolist()  # lists are copied into messages much faster than arrays
         ]
         if len(requests) == 1:
-            results = [self._nodes.call("Points", "Query", requests[0], timeout)]
+            results = [self._read("Query", requests[0], timeout)]
         else:
             batch = q.QueryBatchPoints(collection_name=self.name, query_points=requests)
-            results = self._nodes.call("Points", "QueryBatch", batch, timeout).result
+            results = self._read("QueryBatch", batch, timeout).result
         if contents is not None:
             contents.update((point.id.num, _content(point)) for one in results for point in one.result)
         return [
@@ -256,12 +322,12 @@ class Collection:
             limit=count,
             with_vectors=q.WithVectorsSelector(enable=True),
         )
-        points = self._nodes.call("Points", "Query", request, self._settings.write_timeout).result
+        points = self._read("Query", request, self._settings.write_timeout).result
         return np.frombuffer(b"".join(map(_vector, points)), "<f4").reshape(len(points), dimension)
 
     def count(self, filter: Any | None = None) -> int:
         request = messages().CountPoints(collection_name=self.name, filter=filter, exact=True)
-        count: int = self._nodes.call("Points", "Count", request).result.count
+        count: int = self._read("Count", request).result.count
         return count
 
     def items(self, filter: Any | None = None, *, limit: int | None = None) -> Iterator[tuple[int, int]]:
@@ -288,7 +354,7 @@ class Collection:
                 limit=_SCROLL if left is None else min(_SCROLL, left),
                 with_payload=fields,
             )
-            response = self._nodes.call("Points", "Scroll", request, self._settings.write_timeout)
+            response = self._read("Scroll", request, self._settings.write_timeout)
             yield from response.result
             left = None if left is None else left - len(response.result)
             if not response.HasField("next_page_offset"):
@@ -321,7 +387,7 @@ class Collection:
                 with_payload=fields,
                 with_vectors=q.WithVectorsSelector(enable=with_vectors),
             )
-            yield from self._nodes.call("Points", "Get", request, timeout or self._settings.write_timeout).result
+            yield from self._read("Get", request, timeout or self._settings.write_timeout).result
 
     # Facets
 
@@ -352,7 +418,7 @@ class Collection:
     def _facet(self, path: str, filter: Any, limit: int) -> Mapping[str, int]:
         q = messages()
         request = q.FacetCounts(collection_name=self.name, key=path, filter=filter, limit=limit, exact=True)
-        hits = self._nodes.call("Points", "Facet", request, self._settings.write_timeout).hits
+        hits = self._read("Facet", request, self._settings.write_timeout).hits
         return {hit.value.string_value: hit.count for hit in hits}
 
 

@@ -16,7 +16,7 @@ from index.gallery import Gallery, open_gallery
 from index.gallery.errors import IndexUnavailable, StoreUnavailable
 from tests.index.gallery.reference import BUNDLE, ReferenceGallery, index_stats, make_entries, wait_until
 from tests.support.postgres import PostgresServer
-from tests.support.qdrant import Cluster, only_in_test_cluster, open_gallery_on, run_cluster
+from tests.support.qdrant import QUICK, Cluster, only_in_test_cluster, open_gallery_on, run_cluster
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +63,37 @@ def test_searches_and_writes_continue_while_a_node_is_killed(cluster: Cluster, t
         cluster.nodes[1].wait()
         for _ in range(20):
             check(gallery, reference, top=200)
+
+
+@only_in_test_cluster
+def test_a_node_that_hung_serves_no_searches_before_it_knows_what_it_missed(cluster: Cluster, tmp_path: Path) -> None:
+    """It takes its own copies for complete at first, and its process answers at once."""
+    reference = ReferenceGallery(ENTRIES[:100])
+    settings = QUICK.model_copy(update={"write_timeout": 15})  # Qdrant gives the node up after ten seconds
+    folder, address = tmp_path / "gallery", cluster.address("hung")
+    with (
+        open_gallery_on(address, folder, settings=settings) as gallery,
+        open_gallery_on(address, folder, settings=settings) as other,
+    ):
+        gallery.upsert(ENTRIES[:100], BUNDLE)
+        gallery.activate(BUNDLE)
+        for one in (gallery, other):
+            check(one, reference, top=200)
+        cluster.nodes[1].pause()
+        try:
+            gallery.upsert(ENTRIES[100:], BUNDLE)
+            reference.upsert(ENTRIES[100:])
+            gone = [item.id for item, _ in ENTRIES[:40]]
+            gallery.delete(gone)
+            reference.delete(gone)
+            gallery.compact()
+            wait_until(lambda: index_stats(other).pending == 0)
+        finally:
+            cluster.nodes[1].resume()
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            for one in (gallery, other):
+                check(one, reference, top=200)
 
 
 @only_in_test_cluster
