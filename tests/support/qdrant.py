@@ -85,6 +85,15 @@ class Node:
                 assert time.monotonic() < deadline, f"{self._folder.name} does not start"
                 time.sleep(0.05)
 
+    def pause(self) -> None:
+        """Stops the process without ending it, as a machine that hangs."""
+        assert self._process
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process
+        self._process.send_signal(signal.SIGCONT)
+
     def kill(self) -> None:
         if self._process:
             self._process.send_signal(signal.SIGKILL)
