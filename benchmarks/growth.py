@@ -38,7 +38,7 @@ from index.gallery.vectors.faiss.generation import (
     write_generation,
 )
 from index.gallery.vectors.faiss.index import GENERATIONS
-from index.gallery.vectors.faiss.searcher import EXACT, AllowList, Searcher
+from index.gallery.vectors.faiss.searcher import EXACT, AllowList, Searcher, sequential_reads
 from index.gallery.vectors.faiss.settings import IndexKind
 
 FULL, QUICK = (512, [10_000, 100_000, 1_000_000, 4_000_000, 10_000_000]), (64, [2_000, 25_000])
@@ -229,7 +229,8 @@ def search(place: Place) -> dict[str, Any]:
         walls.append(count / (time.perf_counter() - begin))
         cpus.append(count / (time.thread_time() - used))
         begin = time.thread_time()
-        searcher.storage.search(queries[:1], TOP)
+        with sequential_reads(searcher.storage):
+            searcher.storage.search(queries[:1], TOP)
         scans.append(1 / (time.thread_time() - begin))
     return {
         "first_seconds": first,

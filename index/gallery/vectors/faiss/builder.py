@@ -24,6 +24,7 @@ from index.gallery.vectors.faiss.searcher import (
     append,
     empty_storage,
     lists_of,
+    sequential_reads,
     storage_of,
     store_vectors,
     stored_vectors,
@@ -91,7 +92,7 @@ def extend(
     """
     if plan.kind == "ivf":
         base, old = lists_of(index), stored_vectors(storage_of(index))
-        with thread_limit(threads):
+        with thread_limit(threads), sequential_reads(storage_of(index)):
             return _add_to_lists(base, old, plan, vectors, settings or defaults.DEFAULT, scratch, on_progress)
     if not storage_of(index).codes.is_owned:  # FAISS would abort the process
         raise IndexFileError("A memory-mapped index cannot be extended.", "Read it with read_index.")
@@ -215,7 +216,8 @@ def _measure_plan(searcher: Searcher, queries: Queries) -> Plan:
     plan, settings = searcher.plan, searcher.settings
     if plan.scans:
         return plan
-    truth = _best_scores(searcher.storage, queries, settings.depths[-1], settings.chunk_rows)
+    with sequential_reads(searcher.storage):
+        truth = _best_scores(searcher.storage, queries, settings.depths[-1], settings.chunk_rows)
 
     def find_effort(results: int, target: float, at_least: int) -> tuple[int, float]:
         """Returns the smallest effort that reaches the target, and its recall."""
