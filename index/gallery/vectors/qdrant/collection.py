@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError
 from index._util.models import Frozen
 from index.gallery.errors import IndexDamaged, IndexUnavailable
 from index.gallery.types import Facet
+from index.gallery.vectors.qdrant.marks import Marks
 from index.gallery.vectors.qdrant.nodes import Nodes, messages
 from index.gallery.vectors.qdrant.payload import FIRST, ITEM, NAMES, RECORD, Record, field, parse_token, read_record
 from index.gallery.vectors.qdrant.settings import QdrantSettings
@@ -32,7 +33,7 @@ SCORE_ERROR = 6e-4
 class CollectionState(Frozen):
     """What the metadata of a collection record about it."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     bundle_id: str
     dimension: int
     last: str = Field(description="the index's name before the step that wrote this")
@@ -70,55 +71,15 @@ class Collection:
         self._settings = settings
         self._before_write = before_write or (lambda: None)
         self._relaxing = threading.Lock()
-        self._required = 0
-        self._current: set[int] = set()
-        """Nodes that have learned of a mark which is high enough."""
-
-    # The nodes that may serve reads
+        self._marks = Marks(nodes, name)
 
     def require(self, revision: int) -> None:
-        """Lets only those nodes serve reads that have learned of the mark of a revision, or of a later one.
-
-        A node that was cut off, or has hung, takes its own copies for complete until it has learned what happened
-        meanwhile. Nodes learn everything in one order: one that knows a mark knows which copies had failed before.
-        """
-        self._required, self._current = revision, set()
+        """Lets only those nodes serve reads that know the mark of a revision, or of a later one."""
+        self._marks.require(revision)
 
     def mark(self, revision: int) -> None:
-        """Marks that everything up to a revision was written.
-
-        A mark is an alias, as each node reads those from what it knows itself; metadata it may ask of another one.
-        """
-        q = messages()
-        alias = q.AliasOperations(
-            create_alias=q.CreateAlias(collection_name=self.name, alias_name=f"{self.name}@{revision}")
-        )
-        request = q.ListCollectionAliasesRequest(collection_name=self.name)
-        old = self._marks(self._nodes.call("Collections", "ListCollectionAliases", request))
-        actions = [
-            q.AliasOperations(delete_alias=q.DeleteAlias(alias_name=f"{self.name}@{earlier}"))
-            for earlier in old
-            if earlier < revision
-        ]
-        self._admin("UpdateAliases", q.ChangeAliases(actions=[alias, *actions]))
-
-    def _marks(self, response: Any) -> list[int]:
-        """Returns the revisions of the marks among aliases."""
-        names = [one.alias_name.rpartition("@") for one in response.aliases]
-        return [int(text) for name, _, text in names if name == self.name and text.isdigit()]
-
-    def _read(self, method: str, request: Any, timeout: float | None = None) -> Any:
-        q, current, required = messages(), self._current, self._required
-
-        def is_current(node: int, seconds: float) -> bool:
-            if node not in current:
-                wanted = q.ListCollectionAliasesRequest(collection_name=self.name)
-                known = self._nodes.ask(node, "Collections", "ListCollectionAliases", wanted, seconds)
-                if max(self._marks(known), default=0) >= required:
-                    current.add(node)
-            return node in current
-
-        return self._nodes.call("Points", method, request, timeout, is_current=is_current)
+        """Marks that everything up to a revision was written."""
+        self._admin("UpdateAliases", self._marks.replacement(revision))
 
     # The collection itself
 
@@ -262,6 +223,9 @@ class Collection:
         self._write("SetPayload", request)
 
     # Reads
+
+    def _read(self, method: str, request: Any, timeout: float | None = None) -> Any:
+        return self._nodes.call("Points", method, request, timeout, is_current=self._marks.is_current)
 
     def search(
         self,
