@@ -246,7 +246,7 @@ class Collection:
         quantization = None
         if settings.quantization != "none":
             quantization = q.QuantizationSearchParams(
-                ignore=not effort, rescore=True, oversampling=settings.oversampling
+                ignore=not effort, rescore=True, oversampling=settings.candidates_per_result
             )
         params = q.SearchParams(hnsw_ef=effort or None, exact=not effort, quantization=quantization)
         selector = _fields(ITEM) if owners else None
