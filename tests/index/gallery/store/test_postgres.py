@@ -294,8 +294,8 @@ def test_a_gallery_of_an_older_release_is_migrated_by_one_of_several_that_open_i
 
 def test_a_gallery_of_the_first_schema_gets_the_index_of_what_expires(postgres_url: str, tmp_path: Path) -> None:
     with open_gallery(postgres_url, create=True, cache=tmp_path) as gallery:
-        entries = [(Item(id=f"{n}", attributes={"a": 'a"b', "expires_at": f"20{n}-01-01"}), []) for n in range(10, 40)]
-        gallery.upsert(entries, "")
+        items = [Item(id=f"{n}", attributes={"a": 'a"b', "expires_at": f"20{n}-01-01"}) for n in range(10, 40)]
+        gallery.upsert([(item, []) for item in items], "")
     with closing(Server(postgres_url).connect(seconds=5)) as connection:
         connection.execute("DROP INDEX items_by_expiry")
         connection.execute("UPDATE schema_version SET version = 1")
