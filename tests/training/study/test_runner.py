@@ -138,7 +138,7 @@ def test_two_processes_share_the_runs(finished: tuple[Path, StudyFolder], photos
     with folder.lock(KEYS[0].folder) as free:
         assert free
         process = start_study(file, photos, folder.path)
-        printed, _ = process.communicate(timeout=60)
+        printed, _ = process.communicate(timeout=300)
     assert process.returncode == 0
     assert "anchor, seed 0 is being trained by another process" in printed and "1 of 2 runs have ended" in printed
     assert list(folder.results()) == [KEYS[1]]
