@@ -34,7 +34,7 @@ class BundleStatus(BaseModel):
     backbone: str
     loss: str | None = Field(description="null if the backbone is used as it was pretrained")
     dimension: int
-    data: str | None = Field(description="the kind of data that it was trained on")
+    data: str | None = Field(description="what it was trained on, such as `table catalogue.csv`")
     metrics: Metrics = Field(description="such as recall@1, as a fraction of 1")
     untrained_metrics: Metrics = Field(description="the same metrics before training")
 
