@@ -190,7 +190,10 @@ def test_mistakes_that_need_the_photos_show_before_the_first_run(photos: Path, t
     isa = {"loss": {"name": "proxy_isa", "settings": {"volumen": 3}}}
     mistakes: list[tuple[dict[str, Any], str]] = [
         ({"runs": {"good": {}, "bad": isa}}, "Run 'bad': .*volumen is unknown"),
-        ({"runs": {"good": {}, "bad": {"loss": {"name": "proxy_isaa"}}}}, "Run 'bad': No loss is called 'proxy_isaa'"),
+        (
+            {"runs": {"good": {}, "bad": {"loss": {"name": "proxy_isaa"}}}},
+            r"'bad': No loss is called 'proxy_isaa' \(did you mean proxy_isa\?",
+        ),
         (
             {"drop": {"after_epoch": 1, "behind": 0.1}, "runs": {"a": {"selection": {"validation_share": 0}}}},
             "needs held-out classes, and run 'a' has none",
