@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from index.gallery.errors import IndexDamaged, SearchError
 from index.gallery.filters import Filter
 from index.gallery.types import Facet, IndexStats, Item, StoredImage
-from index.gallery.vectors.base import Positions, Queries, Results
+from index.gallery.vectors.base import LocalSegment, Positions, Queries, Results
 from index.gallery.vectors.faiss.masked import MaskedGeneration
 from index.gallery.vectors.faiss.searcher import EXACT, Searcher, exact_index
 from index.gallery.vectors.qdrant.collection import (
@@ -35,6 +35,9 @@ _MAX_WHOLE = 32
 """Points that a search returns with their vectors; of more, only those are fetched that may be among the first."""
 _MAX_NEAR = 256
 """Points with nearly equal scores among which a search looks for the best."""
+_MAX_SCANS = 8
+"""Query vectors for which a deep page lets Qdrant compare all vectors, and reads all scores of each. For more, it reads
+the vectors instead, once."""
 _WIDEN_FACTOR = 4
 _Ranked = list[tuple[int, float]]
 """Points with their exact scores, best first."""
@@ -245,6 +248,11 @@ class QdrantSegment:
     def scores(self, queries: Queries, best: float, count: int) -> tuple[Positions, NDArray[np.float64]]:
         index = self._index
         bound = index.settings.exhaustive_up_to
+        too_many = SearchError(f"This search has more than {bound:,} images to page through.", "Narrow it by a filter.")
+        if len(queries) > _MAX_SCANS:
+            if index.collection.count(self._condition) > bound:
+                raise too_many
+            return LocalSegment.scores(self, queries, best, count)
         limit = min(bound + 1, index.state.images + len(index.gone) + 1)
         rough: dict[int, float] = {}
         for query in queries:
@@ -252,9 +260,7 @@ class QdrantSegment:
                 query[None], limit, filter=self._condition, owners=True, timeout=index.settings.write_timeout
             )  # fmt: skip
             if len(points) > bound:
-                raise SearchError(
-                    f"This search has more than {bound:,} images to page through.", "Narrow it by a filter."
-                )
+                raise too_many
             for key, score, item in points:
                 if key not in index.gone:
                     rough[key] = max(score, rough.get(key, -np.inf))
