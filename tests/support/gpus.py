@@ -23,7 +23,7 @@ class FakeDevice(FaissDevice):
         self.searches: list[int] = []
         """The number of neighbours of each search."""
         self.graphs = 0
-        self._resources = [None, None]
+        self._count = 2
 
     def memory(self) -> list[tuple[int, int]]:
         return [(free, 8 * GIB) for free in self.free]
@@ -38,7 +38,10 @@ class FakeDevice(FaissDevice):
 
         return search
 
-    def _empty_part(self, number: int, dimension: int) -> Index:
+    def _reserve(self) -> None:
+        """Reserves nothing."""
+
+    def _empty_part(self, resources: None, number: int, dimension: int) -> Index:
         return faiss().IndexFlat(dimension, faiss().METRIC_INNER_PRODUCT)
 
     def build_graph(self, vectors: Vectors, links: int) -> Any:

@@ -54,7 +54,7 @@ class GpuError(Exception):
 
 
 class Device(Protocol):
-    """The GPUs of a machine. Calls may raise anything; one thread calls at a time."""
+    """The GPUs of a machine. Calls may raise anything. Thread-safe, but not what `load` returns."""
 
     name: str
 
@@ -69,13 +69,14 @@ class Device(Protocol):
 
 
 class FaissDevice:
-    """All GPUs that FAISS finds; each holds a part of the vectors."""
+    """All GPUs that FAISS finds; each holds a part of the vectors.
+
+    Streams and temporary memory are not thread-safe, not even when memory is freed: every index has its own.
+    """
 
     def __init__(self) -> None:
         self.name = ", ".join(gpu.name for gpu in find_gpus().found)
-        self._resources = [faiss().StandardGpuResources() for _ in range(faiss().get_num_gpus())]
-        for resources in self._resources:
-            resources.setTempMemory(_TEMPORARY_BYTES)
+        self._count = faiss().get_num_gpus()
 
     def memory(self) -> list[tuple[int, int]]:
         return [(gpu.free, gpu.total) for gpu in find_gpus().found]
@@ -83,10 +84,10 @@ class FaissDevice:
     def load(self, vectors: Vectors) -> Nearest:
         dimension = vectors.shape[1]
         index = faiss().IndexShards(dimension, True, True)  # a thread per GPU; positions continue from part to part
-        for number, share in enumerate(np.array_split(vectors, len(self._resources))):
-            parts = faiss().IndexShards(dimension, False, True)
+        for number, share in enumerate(np.array_split(vectors, self._count)):
+            parts, resources = faiss().IndexShards(dimension, False, True), self._reserve()
             for start in range(0, len(share), _PART_ROWS):
-                part = self._empty_part(number, dimension)
+                part = self._empty_part(resources, number, dimension)
                 part.add(np.ascontiguousarray(share[start : start + _PART_ROWS], dtype=np.float32))
                 parts.add_shard(part)
             if len(share):
@@ -98,10 +99,15 @@ class FaissDevice:
 
         return nearest
 
-    def _empty_part(self, number: int, dimension: int) -> Index:
+    def _reserve(self) -> Any:
+        resources = faiss().StandardGpuResources()
+        resources.setTempMemory(_TEMPORARY_BYTES)
+        return resources
+
+    def _empty_part(self, resources: Any, number: int, dimension: int) -> Index:
         config = faiss().GpuIndexFlatConfig()
         config.device, config.useFloat16 = number, True
-        return faiss().GpuIndexFlat(self._resources[number], dimension, faiss().METRIC_INNER_PRODUCT, config)
+        return faiss().GpuIndexFlat(resources, dimension, faiss().METRIC_INNER_PRODUCT, config)
 
     def build_graph(self, vectors: Vectors, links: int) -> Any:
         library = faiss()
@@ -110,7 +116,7 @@ class FaissDevice:
         config = library.GpuIndexCagraConfig()
         config.graph_degree, config.intermediate_graph_degree = 2 * links, 4 * links
         config.guarantee_connectivity = True
-        graph = library.GpuIndexCagra(self._resources[0], vectors.shape[1], library.METRIC_INNER_PRODUCT, config)
+        graph = library.GpuIndexCagra(self._reserve(), vectors.shape[1], library.METRIC_INNER_PRODUCT, config)
         graph.train(vectors.astype(np.float32))
         copy = library.IndexHNSWCagra(vectors.shape[1], links, library.METRIC_INNER_PRODUCT)
         graph.copyTo(copy)  # with its upper levels, so that vectors can be added
@@ -154,7 +160,7 @@ class GpuPool:
 
 
 class GpuVectors:
-    """The vectors of one index on GPUs. Any number of threads may search; the GPUs take one search at a time."""
+    """The vectors of one index on GPUs. Any number of threads may search: they take turns."""
 
     def __init__(self, device: Device, storage: Index, on_failure: Callable[[Exception], None]) -> None:
         self._device = device
@@ -207,7 +213,7 @@ class GpuVectors:
         positions: NDArray[np.int64],
     ) -> bool:
         """Ranks the candidates by their exact scores; returns false if another vector may be better."""
-        kept = np.sort(candidates if allowed is None else candidates[allowed.mask[candidates]])
+        kept = np.unique(candidates if allowed is None else candidates[allowed.mask[candidates]])
         found, order = exact_index(self._vectors[kept]).search(query[None], min(len(positions), len(kept)))
         count = order.shape[1]
         scores[:count], positions[:count] = found[0], kept[order[0]]
