@@ -150,6 +150,8 @@ def _open_source(options: ReindexOptions, allowed: AllowedPlaces) -> Source:
         columns=options.columns,
         attributes=options.attributes,
         images=options.images,
+        format=options.format,
+        mirrors=options.mirrors,
         allowed=allowed,
     )
 
@@ -224,7 +226,12 @@ class _Run:
         self.report(state="partial" if is_partial else "done", revision=revision)
 
     def _open_queries(self, named: str) -> Source:
-        queries = Source([named], fallback_images=self.options.images, allowed=self.source.allowed)
+        queries = Source(
+            [named],
+            fallback_images=self.options.images,
+            mirrors=self.options.mirrors,
+            allowed=self.source.allowed,
+        )
         if (summary := queries.check()).bad_rows:
             raise rows_error(summary)
         return queries

@@ -1,0 +1,39 @@
+"""Feeds of shops: reads the exports of shop systems as tables of items, recognised by their content."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from index.ingest.feeds import google_merchant, google_product_search, shopify, woocommerce
+from index.ingest.feeds.delimited import read_header
+from index.ingest.options import SourceFormat
+from index.ingest.tables import Table, open_table
+
+_ALWAYS_TABLES = (".jsonl", ".ndjson", ".parquet", ".pq")
+_READERS: dict[SourceFormat, Callable[[Path, str], Table]] = {
+    "google-merchant": google_merchant.read_feed,
+    "shopify": shopify.read_export,
+    "woocommerce": woocommerce.read_export,
+    "google-product-search": google_product_search.read_csv,
+}
+
+
+def open_catalogue(file: Path, name: str, title: str, kind: SourceFormat | None = None) -> Table:
+    """Opens a table or a feed; without a `kind`, its first line decides. Messages call it `title`."""
+    kind = kind or detect_format(file, name)
+    return open_table(file, name, title) if kind == "table" else _READERS[kind](file, title)
+
+
+def detect_format(file: Path, name: str) -> SourceFormat:
+    """Returns the format of a file by its first line; the ending of `name` decides only for tables with types."""
+    if Path(name.lower().removesuffix(".gz")).suffix in _ALWAYS_TABLES:
+        return "table"
+    header = read_header(file)
+    if header.text.startswith("<"):
+        return "google-merchant"
+    if google_product_search.is_first_line(header.columns):
+        return "google-product-search"
+    if shopify.is_header(header.columns):
+        return "shopify"
+    if woocommerce.is_header(header.columns):
+        return "woocommerce"
+    return "google-merchant" if google_merchant.is_header(header.columns) else "table"
