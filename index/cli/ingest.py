@@ -50,7 +50,7 @@ def reindex(
     format: Annotated[SourceFormat | None, _option("format")] = None,
     attributes: Annotated[str | None, _option("attributes")] = None,
     images: Annotated[str | None, _option("images")] = None,
-    mirrors: Annotated[list[str] | None, _option("mirrors", "--mirror", metavar="PREFIX=FOLDER")] = None,
+    mirror: Annotated[list[str] | None, _option("mirror", metavar="PREFIX=FOLDER")] = None,
     allow_folder: Annotated[list[str] | None, _option("allow_folder", metavar="FOLDER")] = None,
     allow_address: Annotated[list[str] | None, _option("allow_address", metavar="HOST")] = None,
     rejects: Annotated[str | None, _option("rejects")] = None,

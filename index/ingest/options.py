@@ -105,7 +105,7 @@ class ReindexOptions(CommonOptions):
     images: str | None = Field(
         default=None, description="Folder that image paths are relative to. Default: the table's own."
     )
-    mirrors: Annotated[dict[str, str], BeforeValidator(_parse_mirrors)] = Field(
+    mirror: Annotated[dict[str, str], BeforeValidator(_parse_mirrors)] = Field(
         default={},
         description="Folder with copies of the photos whose addresses begin with PREFIX, which are read instead.",
     )

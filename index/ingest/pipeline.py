@@ -151,7 +151,7 @@ def _open_source(options: ReindexOptions, allowed: AllowedPlaces) -> Source:
         attributes=options.attributes,
         images=options.images,
         format=options.format,
-        mirrors=options.mirrors,
+        mirrors=options.mirror,
         allowed=allowed,
     )
 
@@ -229,7 +229,7 @@ class _Run:
         queries = Source(
             [named],
             fallback_images=self.options.images,
-            mirrors=self.options.mirrors,
+            mirrors=self.options.mirror,
             allowed=self.source.allowed,
         )
         if (summary := queries.check()).bad_rows:
