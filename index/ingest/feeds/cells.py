@@ -41,14 +41,14 @@ def parse_price(text: str) -> tuple[int | float, str] | None:
 
 
 def parse_date(text: str) -> str:
-    """Returns a date as ISO text, a time in UTC; anything else as it is."""
+    """Returns a date as ISO text, and a time in UTC, which it is without an offset; anything else as it is."""
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:
         return text
     if len(text.strip()) <= len("2026-03-01"):
         return moment.date().isoformat()
-    return (moment.astimezone(UTC) if moment.tzinfo else moment).isoformat()
+    return f"{(moment.astimezone(UTC) if moment.tzinfo else moment).replace(tzinfo=None).isoformat()}Z"
 
 
 def split_list(text: str, delimiter: str = ",") -> list[str]:

@@ -10,6 +10,7 @@ from index.ingest.tables import READ_ERRORS, open_text, read_error
 
 _DELIMITERS = "\t,;"
 _MAX_HEADER = 1 << 16
+_MAX_BLANK_LINES = 100
 _MAX_FIELD = 1 << 20
 """Characters of a field; a quote that is not closed makes one of all lines that follow, up to this length."""
 
@@ -34,10 +35,10 @@ def read_header(file: Path) -> Header:
     """Returns the first line that is not blank; empty if the file is not a text."""
     try:
         with open_text(file) as text:
-            start = text.read(_MAX_HEADER).lstrip()
+            lines = (text.readline(_MAX_HEADER) for _ in range(_MAX_BLANK_LINES))
+            line = next((stripped for line in lines if (stripped := line.strip("\ufeff \r\n"))), "")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error):
-        start = ""
-    line = start.splitlines()[0] if start else ""
+        line = ""
     delimiter = max(_DELIMITERS, key=line.count)
     columns = next(csv.reader([line], delimiter=delimiter), []) if "\0" not in line else []
     return Header(line, delimiter, [column.strip() for column in columns])
