@@ -53,7 +53,8 @@ def parse_date(text: str) -> str:
 
 def split_list(text: str, delimiter: str = ",") -> list[str]:
     """Returns the values of a list, of which each may be quoted."""
-    return distinct(next(csv.reader([text.replace("\n", " ")], delimiter=delimiter, skipinitialspace=True), []))
+    line = " ".join(text.split())
+    return distinct(next(csv.reader([line], delimiter=delimiter, skipinitialspace=True), []))
 
 
 def split_places(text: str) -> list[str]:

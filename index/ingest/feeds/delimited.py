@@ -13,6 +13,7 @@ _MAX_HEADER = 1 << 16
 _MAX_BLANK_LINES = 100
 _MAX_FIELD = 1 << 20
 """Characters of a field; a quote that is not closed makes one of all lines that follow, up to this length."""
+csv.field_size_limit(_MAX_FIELD)  # of the process: the default is less than some descriptions have
 
 
 class Header(NamedTuple):
@@ -45,18 +46,20 @@ def read_header(file: Path) -> Header:
 
 
 def read_lines(file: Path, title: str, delimiter: str) -> Iterator[Line]:
-    """Yields the lines that are not blank, also the header."""
-    csv.field_size_limit(_MAX_FIELD)
+    """Yields the lines that are not blank, also the header.
+
+    A quote within a field must be doubled: otherwise a single one could silently swallow the lines that follow.
+    """
     number = 0
     try:
         with open_text(file) as text:
-            reader = csv.reader(text, delimiter=delimiter)
+            reader = csv.reader(text, delimiter=delimiter, strict=True)
             while True:
                 try:
                     fields = next(reader, None)
                 except csv.Error as error:
                     where, number = f"lines {number + 1} to {reader.line_num}", reader.line_num
-                    yield Line(where, [], f"{error}; is a quote not closed?")
+                    yield Line(where, [], f"{error}; is a quote not closed, or not doubled?")
                     continue
                 if fields is None:
                     return
