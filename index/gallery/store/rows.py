@@ -8,7 +8,7 @@ import numpy as np
 
 from index.gallery.errors import RESTORE, StoreError
 from index.gallery.types import Item, NewImage
-from index.items import Attribute
+from index.items import Attribute, parse_attributes
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -21,7 +21,8 @@ def format_attributes(attributes: Mapping[str, Attribute]) -> str:
 def parse_item(item_id: str, title: str, url: str, attributes: str) -> Item:
     """Returns an item without validating it again: it was validated when it was stored."""
     try:
-        return Item.model_construct(id=item_id, title=title, url=url, attributes=json.loads(attributes))
+        parsed = parse_attributes(json.loads(attributes))
+        return Item.model_construct(id=item_id, title=title, url=url, attributes=parsed)
     except (ValueError, TypeError):
         raise StoreError(f"The store is damaged: the attributes of {item_id!r} are not JSON.", RESTORE) from None
 

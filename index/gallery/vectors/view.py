@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from sys import getsizeof
 
 import numpy as np
@@ -15,6 +16,7 @@ from index.gallery.types import Item, StoredImage
 from index.gallery.vectors.base import BuiltIndex, LocalSegment, Positions, Queries, Results, Segment
 from index.gallery.vectors.delta import Block, apply_changes
 from index.gallery.vectors.faiss.searcher import AllowList
+from index.items import values_of
 
 
 class BlockSegment(LocalSegment):
@@ -48,8 +50,8 @@ class BlockSegment(LocalSegment):
 
 def _memory_of(item: Item) -> int:
     """Returns the memory of an item's texts; all other parts are small."""
-    texts = (item.title, item.url, *item.attributes, *item.attributes.values())
-    return sum(map(getsizeof, texts))
+    values = chain.from_iterable(map(values_of, item.attributes.values()))
+    return sum(map(getsizeof, chain((item.title, item.url), item.attributes, values)))
 
 
 @dataclass(frozen=True)

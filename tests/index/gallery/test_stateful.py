@@ -35,6 +35,8 @@ attributes: st.SearchStrategy[dict[str, Attribute]] = st.fixed_dictionaries(
         "colour": st.sampled_from(["red", "green", "blue"]),
         "price": st.sampled_from([0, 1, 2.5, 10]),
         "sale": st.booleans(),
+        "sizes": st.sampled_from(["S", ("S", "M"), ("M", "L", 38), (36, 38)]),
+        "since": st.sampled_from(["2026-11-19", "2026-11-19T01:00+02:00", "soon", ("2026-01-01", "2027-01-01")]),
     },
 )
 items = st.builds(Item, id=st.sampled_from(ITEMS), title=st.sampled_from(["", "A title"]), attributes=attributes)
@@ -54,6 +56,11 @@ documents = st.sampled_from(
         {"sale": {"exists": False}},
         {"not": {"colour": "green"}},
         {"sale": True, "not": {"price": 0}},
+        {"sizes": ["M", 36]},
+        {"sizes": {"all": ["M", 38]}},
+        {"not": {"sizes": {"gt": 36}}},
+        {"since": {"lt": "2026-11-19T00:00Z"}},
+        {"any": [{"sizes": "S", "colour": "red"}, {"not": {"since": {"gte": "2026-01-02", "lt": "2026-12-31"}}}]},
     ]
 )
 filters = st.none() | documents.map(Filter.parse)

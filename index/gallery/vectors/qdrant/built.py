@@ -21,7 +21,7 @@ from index.gallery.vectors.qdrant.collection import (
     Content,
     Neighbours,
 )
-from index.gallery.vectors.qdrant.conditions import translate
+from index.gallery.vectors.qdrant.conditions import translate, translate_for_counting
 from index.gallery.vectors.qdrant.payload import Record
 from index.gallery.vectors.qdrant.settings import QdrantSettings
 
@@ -71,8 +71,8 @@ class QdrantBuiltIndex:
     def facets(
         self, count: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""
     ) -> Iterator[Facet]:
-        known = self.collection.names(translate(None, first=True), self.state.fields)
-        matching = translate(filter, first=True)
+        known = self.collection.names(translate_for_counting(None), self.state.fields)
+        matching = translate_for_counting(filter)
         for name in [name for name in names if name in known] if names else known:
             yield self.collection.facet(name, count, matching, contains)
 

@@ -1,6 +1,5 @@
 """Fills a new collection from the store, and measures how deep its searches must look."""
 
-import json
 import secrets
 import time
 from collections import Counter, deque
@@ -11,6 +10,7 @@ import numpy as np
 
 from index.gallery.errors import IndexBuildError
 from index.gallery.store.base import BundleRow, FullImageRow, ImageRow, ItemStore
+from index.gallery.store.rows import parse_item
 from index.gallery.types import Item, Progress
 from index.gallery.vectors.qdrant.collection import Collection, CollectionState
 from index.gallery.vectors.qdrant.nodes import messages
@@ -80,7 +80,7 @@ def to_list(vector: bytes) -> list[float]:
 
 
 def _item(row: FullImageRow) -> Item:
-    return Item.model_construct(id=row.item_id, title=row.title, url=row.url, attributes=json.loads(row.attributes))
+    return parse_item(row.item_id, row.title, row.url, row.attributes)
 
 
 class _Uploader:
