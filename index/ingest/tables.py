@@ -54,7 +54,8 @@ def open_table(file: Path, name: str, title: str) -> Table:
     if reader is None or (reader is _read_parquet and lowered.endswith(".gz")):
         raise LookalikeError(
             f"{title} is not a table of a known format.",
-            f"Its name must end in one of {FORMATS}; a folder of photos must be on this machine.",
+            f"Its name must end in one of {FORMATS}, unless it is a feed of a shop; a folder of photos must be on this "
+            "machine.",
         )
     return reader(file, title)
 

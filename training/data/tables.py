@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from index.ingest.feeds import open_catalogue
 from index.ingest.places import local_path, url_scheme
-from index.ingest.tables import open_table
 from training.data.dataset import Box, DataSet, Photo, count_noun, data_from_lists, drop_missing, split_by_class
 from training.errors import TrainingError
 
@@ -90,7 +90,7 @@ def _read_rows(spec: _TableSpec) -> tuple[list[tuple[str | None, Photo]], tuple[
     file = spec.file
     if not file.is_file():
         raise TrainingError(f"No table at {file}.", f"Name a CSV or Parquet file with columns {', '.join(_KNOWN)}.")
-    table = open_table(file, file.name, str(file))
+    table = open_catalogue(file, file.name, str(file))
     rows = list(table.rows)
     columns = list(dict.fromkeys(table.columns or (column for row in rows for column in row.values)))
     named = _find_columns(spec, columns)

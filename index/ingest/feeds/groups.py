@@ -18,7 +18,7 @@ _TOO_MANY = f"more than {_MAX_LINES:,} lines of one product"
 
 
 Group = list[tuple[str, dict[str, str]]]
-"""The places and the values of the lines of one product, in their order."""
+"""The places and the values of the lines of one product: the one that the others belong to, then in their order."""
 
 
 class GroupLine(NamedTuple):
@@ -32,7 +32,7 @@ class GroupLine(NamedTuple):
 
 
 def group_lines(lines: Iterable[GroupLine]) -> Iterator[Group | Row]:
-    """Yields groups in the order of their first lines, wherever in the feed the others are, and bad lines as rows.
+    """Yields the lines of each product, wherever in the feed they are, and bad lines as rows.
 
     The lines are kept in a temporary SQLite database: a feed may be larger than memory.
     """
@@ -45,7 +45,7 @@ def group_lines(lines: Iterable[GroupLine]) -> Iterator[Group | Row]:
             db.executemany("INSERT OR IGNORE INTO names VALUES (?, ?)", [(name, number) for name in names])
         ordered = db.execute(
             "SELECT coalesce(names.number, lines.number) AS first, place, line, problem FROM lines "
-            "LEFT JOIN names ON names.name = lines.parent ORDER BY first, lines.number"
+            "LEFT JOIN names ON names.name = lines.parent ORDER BY first, lines.number <> first, lines.number"
         )
         for _, rows in groupby(ordered, key=itemgetter(0)):
             group: Group = []

@@ -37,7 +37,9 @@ def test_a_quote_that_is_not_closed_costs_the_lines_after_it_only(tmp_path: Path
     (tmp_path / "t.csv").write_text("".join(rows))
     lines = list(read_lines(tmp_path / "t.csv", "t.csv", ","))
     bad = [line for line in lines if line.problem]
-    assert [line.problem for line in bad] == ["field larger than field limit (1048576); is a quote not closed, or not doubled?"]
+    assert [line.problem for line in bad] == [
+        "field larger than field limit (1048576); is a quote not closed, or not doubled?"
+    ]
     assert bad[0].where.startswith("lines 3 to ")
     last = int(bad[0].where.rpartition(" ")[2])
     assert lines[3] == Line(f"line {last + 1}", [str(last), f"chair {last}"])

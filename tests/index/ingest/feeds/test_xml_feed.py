@@ -42,7 +42,9 @@ def test_atom_gives_the_address_of_its_page_as_an_attribute(tmp_path: Path) -> N
 
 def test_repeated_elements_are_lists_and_nested_ones_are_left_out(tmp_path: Path) -> None:
     shipping = "<g:shipping><g:country>DE</g:country><g:price>4 EUR</g:price></g:shipping>"
-    text = rss(f"<item><g:id>1</g:id>{shipping}<g:product_type>a</g:product_type><g:product_type>b</g:product_type></item>")
+    text = rss(
+        f"<item><g:id>1</g:id>{shipping}<g:product_type>a</g:product_type><g:product_type>b</g:product_type></item>"
+    )
     assert read(tmp_path, text) == [Entry(2, {"id": ["1"], "product_type": ["a", "b"]})]
 
 
