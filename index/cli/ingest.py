@@ -49,6 +49,7 @@ def reindex(
     columns: Annotated[list[str] | None, _option("columns", "--column", metavar="NAME=COLUMN")] = None,
     format: Annotated[SourceFormat | None, _option("format")] = None,
     attributes: Annotated[str | None, _option("attributes")] = None,
+    lists: Annotated[list[str] | None, _option("lists", "--list", metavar="NAME=SEPARATOR")] = None,
     images: Annotated[str | None, _option("images")] = None,
     mirror: Annotated[list[str] | None, _option("mirror", metavar="PREFIX=FOLDER")] = None,
     allow_folder: Annotated[list[str] | None, _option("allow_folder", metavar="FOLDER")] = None,

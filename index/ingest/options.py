@@ -15,23 +15,26 @@ SourceFormat = Literal["table", "google-merchant", "shopify", "woocommerce", "go
 
 
 def _parse_columns(value: Any) -> Any:
-    """Returns a list of NAME=COLUMN, as the command line takes it, as a mapping."""
     return _parse_pairs(value, "NAME=COLUMN, such as item_id=sku")
 
 
 def _parse_mirrors(value: Any) -> Any:
-    """Returns a list of PREFIX=FOLDER as a mapping."""
     return _parse_pairs(value, "PREFIX=FOLDER, such as https://cdn.shop.example/=/srv/photos")
 
 
+def _parse_lists(value: Any) -> Any:
+    return _parse_pairs(value, "NAME=SEPARATOR, such as 'sizes=|'")
+
+
 def _parse_pairs(value: Any, form: str) -> Any:
+    """Returns a list of NAME=VALUE, as the command line takes it, as a mapping."""
     if not isinstance(value, list):
         return value
     pairs = [str(text).partition("=") for text in value]
-    for text, (name, equals, column) in zip(value, pairs, strict=True):
-        if not (name and equals and column):
+    for text, (name, equals, own) in zip(value, pairs, strict=True):
+        if not (name and equals and own):
             raise ValueError(f"{text!r} is not of the form {form}")
-    return {name: column for name, _, column in pairs}
+    return {name: own for name, _, own in pairs}
 
 
 def _split_names(value: Any) -> Any:
@@ -60,6 +63,9 @@ class CommonOptions(Frozen):
         le=1,
         description="Fail if more than this share of the gallery's images would be deleted, or lacks a vector of a new "
         "bundle.",
+    )
+    lists: Annotated[dict[str, Annotated[str, Field(min_length=1)]], BeforeValidator(_parse_lists)] = Field(
+        default={}, description="Separator of an attribute's values, where a text lists several: sizes=|."
     )
     max_rejects: float = Field(
         default=1.0, ge=0, le=1, description="Fail if more than this share of the source's images and rows is rejected."

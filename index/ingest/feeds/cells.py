@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from index.ingest.tables import parse_cell
+from index.ingest.tables import parse_value
 
 _SPACES = str.maketrans("", "", " '\u00a0\u202f\u2019")
 _ENGLISH = re.compile(r"-?\d{1,3}(,\d{3})+\.\d+|-?\d{1,3}(,\d{3}){2,}")
@@ -26,7 +26,7 @@ def parse_number(text: str) -> int | float | None:
         digits = digits.replace(",", "")
     elif _CONTINENTAL.fullmatch(digits):
         digits = digits.replace(".", "").replace(",", ".")
-    number = parse_cell(digits)
+    number = parse_value(digits)
     return None if isinstance(number, str | bool) else number
 
 
@@ -77,7 +77,9 @@ def plain_name(text: str) -> str:
     return re.sub(r"\W+", "_", text.strip().lower()).strip("_")
 
 
-FIELDS = frozenset({"item_id", "image", "image_id", "title", "url", "attributes", "expires_at"})
+EXPIRES_AT = "expires_at"
+"""The attribute that holds when an item expires."""
+FIELDS = frozenset({"item_id", "image", "image_id", "title", "url", "attributes", EXPIRES_AT})
 """Names that are not free for attributes."""
 
 

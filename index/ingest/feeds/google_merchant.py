@@ -6,6 +6,7 @@ from typing import Any
 
 from index.errors import LookalikeError
 from index.ingest.feeds.cells import (
+    EXPIRES_AT,
     FIELDS,
     add_attribute,
     distinct,
@@ -17,14 +18,14 @@ from index.ingest.feeds.cells import (
 )
 from index.ingest.feeds.delimited import check_width, read_header, read_lines
 from index.ingest.feeds.xml_feed import read_entries
-from index.ingest.tables import Row, Table, parse_cell
+from index.ingest.tables import Row, Table, parse_value
 
 _PRICES = ("price", "sale_price", "maximum_retail_price")
 _LISTS = frozenset(
     {"product_type", "product_highlight", "promotion_id", "included_destination", "excluded_destination", "gtin"}
 )
 _BY_SLASH = ("color", "material")
-_DATES = ("availability_date", "disclosure_date")
+_DATES = {"availability_date": "availability_date", "disclosure_date": "disclosure_date", "expiration_date": EXPIRES_AT}
 _SWITCHES = ("adult", "is_bundle", "identifier_exists")
 _TEXTS = frozenset(
     {
@@ -129,7 +130,7 @@ def _add(found: dict[str, Any], name: str, texts: list[str]) -> None:
     elif name in _SWITCHES and value.lower() in ("yes", "no", "true", "false"):
         value = value.lower() in ("yes", "true")
     elif name not in _TEXTS:
-        typed = [parse_cell(text) for text in texts]
+        typed = [parse_value(text) for text in texts]
         value = typed[0] if len(typed) == 1 else typed
     if name in FIELDS or name in _EARLIER:
         add_attribute(found, name, value, prefix="feed", taken=_EARLIER)
@@ -152,9 +153,7 @@ def _add_prices(found: dict[str, Any], values: dict[str, list[str]]) -> None:
 
 
 def _add_dates(found: dict[str, Any], values: dict[str, list[str]]) -> None:
-    for name in _DATES:
-        if name in values:
-            found[name] = parse_date(values[name][0])
+    found |= {name: parse_date(values[given][0]) for given, name in _DATES.items() if given in values}
     if "sale_price_effective_date" in values:
         starts, _, ends = values["sale_price_effective_date"][0].partition("/")
         found.update({name: parse_date(text) for name, text in (("sale_starts", starts), ("sale_ends", ends)) if text})

@@ -9,7 +9,7 @@ from index.embedding.images import Region
 from index.ingest.feeds.cells import add_attribute, distinct
 from index.ingest.feeds.delimited import Line, read_lines
 from index.ingest.feeds.groups import Group, GroupLine, group_lines
-from index.ingest.tables import Row, Table, parse_cell
+from index.ingest.tables import Row, Table, parse_value
 
 _COLUMNS = (
     *("image-uri", "image-id", "product-set-id", "product-id"),
@@ -72,7 +72,7 @@ def _product_row(group: Group) -> Row:
     if category := first.get("product-category"):
         found["product_category"] = category
     for name, texts in _parse_labels(first.get("labels", "")).items():
-        typed = [parse_cell(text) for text in texts]
+        typed = [parse_value(text) for text in texts]
         add_attribute(found, name, typed[0] if len(typed) == 1 else typed, prefix="label", taken=_TAKEN)
     images = dict.fromkeys(_image(line) for line in lines)
     found["image"] = [place for place, _, _ in images]

@@ -9,7 +9,7 @@ from index.errors import LookalikeError
 from index.ingest.feeds.cells import add_attribute, distinct, one_or_all, parse_number, plain_name, split_list
 from index.ingest.feeds.delimited import check_width, read_header, read_lines
 from index.ingest.feeds.groups import GROUP, Group, GroupLine, Variant, group_lines, variant_rows
-from index.ingest.tables import Row, Table, count, parse_cell
+from index.ingest.tables import Row, Table, count, parse_value
 
 _COLUMNS = {
     **dict.fromkeys(("handle", "url handle"), "handle"),
@@ -150,10 +150,10 @@ def _shared_attributes(lines: list[dict[str, str]]) -> dict[str, Any]:
 def _add_own(found: dict[str, Any], column: str, value: str) -> None:
     """Adds a metafield or a column of the shop; Shopify's own metafields are lists."""
     if field := _METAFIELD.fullmatch(column):
-        listed = one_or_all(split_list(value, ";")) if field[2] == "shopify" else parse_cell(value)
+        listed = one_or_all(split_list(value, ";")) if field[2] == "shopify" else parse_value(value)
         add_attribute(found, field[1], listed, prefix="metafield", taken=_TAKEN)
     else:
-        add_attribute(found, column, parse_cell(value), prefix="column", taken=_TAKEN)
+        add_attribute(found, column, parse_value(value), prefix="column", taken=_TAKEN)
 
 
 def _variant(product: Variant, where: str, values: dict[str, str], names: list[str]) -> Variant:

@@ -9,7 +9,7 @@ from index.errors import LookalikeError
 from index.ingest.feeds.cells import add_attribute, distinct, one_or_all, parse_date, parse_number
 from index.ingest.feeds.delimited import check_width, read_header, read_lines
 from index.ingest.feeds.groups import GROUP, Group, GroupLine, Variant, group_lines, variant_rows
-from index.ingest.tables import Row, Table, count, parse_cell
+from index.ingest.tables import Row, Table, count, parse_value
 
 _NUMBERS = {"regular price": "price", "sale price": "sale_price", "stock": "stock"}
 _DATES = {"date sale price starts": "sale_starts", "date sale price ends": "sale_ends"}
@@ -150,7 +150,7 @@ def _attributes(values: dict[str, str]) -> dict[str, Any]:
         elif column in _TEXTS:
             found[_TEXTS[column]] = value
         elif not _LEFT_OUT.fullmatch(column.lower()):
-            add_attribute(found, column, parse_cell(value), prefix="column", taken=_TAKEN)
+            add_attribute(found, column, parse_value(value), prefix="column", taken=_TAKEN)
     if available := _AVAILABILITY.get(values.get("in stock?", "")):
         found["availability"] = available
     if "is featured?" in values:

@@ -26,6 +26,7 @@ RSS = """<?xml version="1.0" encoding="UTF-8"?>
   <g:sale_price_effective_date>2026-11-20T00:00+0100/2026-11-28T23:59+0100</g:sale_price_effective_date>
   <g:availability>in stock</g:availability>
   <g:availability_date>2026-11-25T13:00-0800</g:availability_date>
+  <g:expiration_date>2026-12-24T18:00:00+01:00</g:expiration_date>
   <g:color>Red/White</g:color>
   <g:size>38</g:size>
   <g:gtin>04006381333931</g:gtin>
@@ -55,6 +56,7 @@ ITEM: dict[str, Any] = {
     "sale_ends": "2026-11-28T22:59:00Z",
     "availability": "in_stock",
     "availability_date": "2026-11-25T21:00:00Z",
+    "expires_at": "2026-12-24T17:00:00Z",
     "color": ["Red", "White"],
     "size": "38",
     "gtin": ["04006381333931"],

@@ -17,13 +17,14 @@ from index.items import MAX_FACETS, MAX_INTEGER, Attribute, Facet, Item, Value, 
 Row = dict[str, Attribute]
 
 # Values that are easily confused, and rows with every pair of them; few rows have the attribute `rare`.
-NUMBERS: list[Attribute] = [0, -0.0, 1, 1.0, 0.1, 1e300, MAX_INTEGER, MAX_INTEGER - 1, -MAX_INTEGER]
-TEXTS: list[Attribute] = ["", "1", "true", "é", "e\u0301", "\uffff", "\U0001f375"]
-DATES: list[Attribute] = [
+NUMBERS: list[Value] = [0, -0.0, 1, 1.0, 0.1, 1e300, MAX_INTEGER, MAX_INTEGER - 1, -MAX_INTEGER]
+TEXTS: list[Value] = ["", "1", "true", "é", "e\u0301", "\uffff", "\U0001f375"]
+DATES: list[Value] = [
     "2026-11-19", "2026-11-19T00:00:00Z", "2026-11-19T02:00+03:00", "2026-11-18T23:59:59.999999", "2026-02-30"
 ]  # fmt: skip
-VALUES = [*NUMBERS, *TEXTS, *DATES, False, True]
-ABSENT: list[Attribute] = [0.5, -1e300, 1e301, "0", "zz", "\U0001f376", "2026-11-19T00:00:00.000001Z", "0001-01-01"]
+SINGLE: list[Value] = [*NUMBERS, *TEXTS, *DATES, False, True]
+VALUES: list[Attribute] = [*SINGLE]
+ABSENT: list[Value] = [0.5, -1e300, 1e301, "0", "zz", "\U0001f376", "2026-11-19T00:00:00.000001Z", "0001-01-01"]
 LISTS: list[Attribute] = [(1, True, "1"), ("2026-11-18", "2026-11-20", "é"), (0.1, 1e300), ("", "true"), ("zz",)]
 PAIRS: list[Row] = [
     *({"price": price, "größe": size} for price in VALUES for size in VALUES),
@@ -35,10 +36,12 @@ PAIRS: list[Row] = [
 ]
 numbers, texts, values = st.sampled_from(NUMBERS), st.sampled_from(TEXTS), st.sampled_from(VALUES)
 dates = st.sampled_from([*DATES[:-1], ABSENT[-1]])
-# Validated as those of an item: equal values are kept once, and an empty list is no attribute.
-several = st.lists(values, max_size=4).map(lambda found: Item(id="i", attributes={"a": found}).attributes.get("a"))
+# Validated as those of an item: equal values are kept once.
+lists = st.lists(st.sampled_from(SINGLE), min_size=1, max_size=4).map(
+    lambda found: Item(id="i", attributes={"a": tuple(found)}).attributes["a"]
+)
 names = st.sampled_from(["price", "größe", "rare"])
-rows = st.lists(st.dictionaries(names, values | several.filter(lambda found: found is not None)), max_size=12)
+rows = st.lists(st.dictionaries(names, values | lists), max_size=12)
 
 
 def ranges(bounds: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -93,7 +96,10 @@ def test_every_condition_and_its_negation_is_correct_for_every_pair_of_values() 
     bounds = [value for value in [*VALUES, *ABSENT] if not isinstance(value, bool)]
     conditions: list[object] = [*VALUES, *ABSENT, [True, "1", 0.5], {"exists": True}, {"exists": False}]
     conditions += [{comparison: bound} for comparison in ("gte", "gt", "lte", "lt") for bound in bounds]
-    conditions += [{"all": list(several)} for several in LISTS] + [{"all": [1, True]}, {"all": ["", "true", "zz"]}]
+    conditions += [{"all": list(values_of(found))} for found in LISTS] + [
+        {"all": [1, True]},
+        {"all": ["", "true", "zz"]},
+    ]
     for name, condition in product(["price", "größe", "rare", "sizes", "unknown"], conditions):
         for document in ({name: condition}, {"not": {name: condition}}):
             wanted = Filter.parse(document)
