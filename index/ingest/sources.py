@@ -101,7 +101,7 @@ class Source:
 
         Image paths are relative to `images`; default: the folder of their table, then `fallback_images`. `mirrors` are
         folders with copies of the photos whose addresses begin with their keys. Without a `format`, the content
-        decides, unless columns are mapped.
+        decides.
         """
         if unknown := sorted(set(columns) - set(_FIELDS)):
             raise LookalikeError(f"There is no field {unknown[0]!r} to map a column to.", f"Use {', '.join(_FIELDS)}.")
@@ -112,7 +112,7 @@ class Source:
         self._lists = lists
         self._images = images
         self._fallback_images = fallback_images
-        self._format: SourceFormat | None = format or ("table" if columns else None)
+        self._format: SourceFormat | None = format
         self._mirrors = dict(mirrors)
         self.allowed = allowed
         self._files = FileReader(allowed)
@@ -195,7 +195,9 @@ class Source:
             return
         plugin = find_plugin(place)
         name = PLUGIN_TABLE if plugin else file_name(place)
-        table = open_catalogue(self._local_copy(place), name, place, "table" if plugin else self._format)
+        required = [[self._columns[field]] for field in _REQUIRED]
+        kind = "table" if plugin else self._format
+        table = open_catalogue(self._local_copy(place), name, place, kind, columns=required)
         if table.columns is not None:
             self._check_columns(place, table.columns)
         for row in table.rows:

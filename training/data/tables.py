@@ -90,7 +90,9 @@ def _read_rows(spec: _TableSpec) -> tuple[list[tuple[str | None, Photo]], tuple[
     file = spec.file
     if not file.is_file():
         raise TrainingError(f"No table at {file}.", f"Name a CSV or Parquet file with columns {', '.join(_KNOWN)}.")
-    table = open_catalogue(file, file.name, str(file))
+    mapped = [(spec.columns.get(name) or spec.columns.get(other), name, other) for name, other in _SYNONYMS.items()]
+    required = [[column] if column else [name, other] for column, name, other in mapped]
+    table = open_catalogue(file, file.name, str(file), columns=required)
     rows = list(table.rows)
     columns = list(dict.fromkeys(table.columns or (column for row in rows for column in row.values)))
     named = _find_columns(spec, columns)

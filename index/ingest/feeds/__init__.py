@@ -1,6 +1,6 @@
 """Feeds of shops: reads the exports of shop systems as tables of items, recognised by their content."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from index.ingest.feeds import google_merchant, google_product_search, shopify, woocommerce
@@ -17,19 +17,31 @@ _READERS: dict[SourceFormat, Callable[[Path, str], Table]] = {
 }
 
 
-def open_catalogue(file: Path, name: str, title: str, kind: SourceFormat | None = None) -> Table:
-    """Opens a table or a feed; without a `kind`, its first line decides. Messages call it `title`."""
-    kind = kind or detect_format(file, name)
+def open_catalogue(
+    file: Path,
+    name: str,
+    title: str,
+    kind: SourceFormat | None = None,
+    *,
+    columns: Sequence[Collection[str]] = (("item_id",), ("image",)),
+) -> Table:
+    """Opens a table or a feed; messages call it `title`.
+
+    Without a `kind`, its first line decides. It is a table if it has one of each of these columns.
+    """
+    kind = kind or detect_format(file, name, columns)
     return open_table(file, name, title) if kind == "table" else _READERS[kind](file, title)
 
 
-def detect_format(file: Path, name: str) -> SourceFormat:
+def detect_format(file: Path, name: str, columns: Sequence[Collection[str]]) -> SourceFormat:
     """Returns the format of a file by its first line; the ending of `name` decides only for tables with types."""
     if Path(name.lower().removesuffix(".gz")).suffix in _ALWAYS_TABLES:
         return "table"
     header = read_header(file)
     if header.text.startswith("<"):
         return "google-merchant"
+    if all(any(one in header.columns for one in alternatives) for alternatives in columns):
+        return "table"
     if google_product_search.is_first_line(header.columns):
         return "google-product-search"
     if shopify.is_header(header.columns):

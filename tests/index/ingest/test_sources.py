@@ -372,12 +372,15 @@ def test_a_feed_gives_items_with_typed_attributes(tmp_path: Path) -> None:
     assert [image.item.attributes for image in kept] == [{"price": 9.5}]
 
 
-def test_a_feed_with_mapped_columns_is_a_plain_table_unless_its_format_is_given(tmp_path: Path) -> None:
-    (tmp_path / "products.csv").write_text(PRODUCT)
-    plain = Source([tmp_path / "products.csv"], columns={"item_id": "Handle", "image": "Image Src"})
+def test_a_feed_is_a_plain_table_if_the_columns_that_are_mapped_are_in_it(tmp_path: Path) -> None:
+    table = tmp_path / "products.csv"
+    table.write_text(PRODUCT)
+    plain = Source([table], columns={"item_id": "Handle", "image": "Image Src"})
     assert [image.item.attributes["Vendor"] for image in plain] == ["Potter"]
-    feed = Source([tmp_path / "products.csv"], columns={"item_id": "brand"}, format="shopify")
+    feed = Source([table], columns={"item_id": "brand"})
     assert [image.item.id for image in feed] == ["Potter"]
+    with pytest.raises(LookalikeError, match="no column 'item_id' and no 'image'; it has Handle"):
+        Source([table], format="table").check()
 
 
 def test_what_a_feed_leaves_out_is_a_warning(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ CONTENTS = [
     ("catalogue.csv", "item_id,image,title\n", "table"),
     ("catalogue.csv", "label,path,split\n", "table"),
     ("catalogue.csv", "id,image\n", "table"),
+    ("catalogue.csv", "item_id,image,id,image_link,Handle,Image Src\n", "table"),
     ("catalogue.csv", "", "table"),
     ("catalogue.jsonl", "<rss>", "table"),
     ("catalogue.parquet", "PAR1", "table"),
@@ -34,7 +35,8 @@ CONTENTS = [
 def test_the_content_decides_the_format(tmp_path: Path, name: str, content: str, kind: str, compressed: bool) -> None:
     data = content.encode()
     (tmp_path / "copy").write_bytes(gzip.compress(data) if compressed else data)
-    assert detect_format(tmp_path / "copy", f"{name}.gz" if compressed else name) == kind
+    own = [["item_id", "label"], ["image", "path"]]
+    assert detect_format(tmp_path / "copy", f"{name}.gz" if compressed else name, own) == kind
 
 
 def test_a_format_can_be_forced(tmp_path: Path) -> None:
