@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Discriminator, Field, Tag, WithJsonSchema
 
 from index._util.models import Frozen
+from index.dates import format_instant, parse_zoned
 
 MAX_ID_LENGTH = 512
 MAX_TITLE_LENGTH = 1000
@@ -19,6 +20,8 @@ MAX_LIST_LENGTH = 256
 """Values of one attribute; their texts together have at most MAX_TEXT_LENGTH characters."""
 MAX_INTEGER = 2**53
 """Numbers are compared as doubles; beyond this, neighbouring integers would compare equal."""
+EXPIRES_AT = "expires_at"
+"""The attribute that holds when an item expires."""
 MAX_IMAGES_PER_ITEM = 256
 """A search by an item compares all its images with the gallery; one request sends at most as many photos."""
 MAX_ATTRIBUTE_NAMES = 10_000
@@ -82,8 +85,23 @@ Attribute = Annotated[
 AttributeName = Annotated[str, Field(min_length=1, max_length=MAX_NAME_LENGTH)]
 
 
-def _drop_empty(attributes: dict[str, Attribute]) -> dict[str, Attribute]:
-    return {name: value for name, value in attributes.items() if value != ()}
+def check_expiry(value: object) -> str:
+    """Returns when an item expires as a date and time in UTC; raises ValueError for another value."""
+    instant = parse_zoned(value) if isinstance(value, str) else None
+    if instant is None:
+        raise ValueError("must be a date, or a date and time with its time zone, such as 2026-11-19T10:00:00Z")
+    return format_instant(instant)
+
+
+def _check_attributes(attributes: dict[str, Attribute]) -> dict[str, Attribute]:
+    """Returns the attributes without empty lists, and the expiry in its canonical form."""
+    kept = {name: value for name, value in attributes.items() if value != ()}
+    if EXPIRES_AT in kept:
+        try:
+            kept[EXPIRES_AT] = check_expiry(kept[EXPIRES_AT])
+        except ValueError as error:
+            raise ValueError(f"{EXPIRES_AT} {error}") from None
+    return kept
 
 
 class Item(Frozen):
@@ -92,9 +110,21 @@ class Item(Frozen):
     id: str = Field(min_length=1, max_length=MAX_ID_LENGTH)
     title: str = Field(default="", max_length=MAX_TITLE_LENGTH)
     url: str = Field(default="", max_length=MAX_URL_LENGTH)
-    attributes: Annotated[dict[AttributeName, Attribute], AfterValidator(_drop_empty)] = Field(
-        default={}, max_length=MAX_ATTRIBUTES
+    attributes: Annotated[dict[AttributeName, Attribute], AfterValidator(_check_attributes)] = Field(
+        default={},
+        max_length=MAX_ATTRIBUTES + 1,  # the expiry
     )
+
+    @property
+    def expires_at(self) -> str | None:
+        """When the item expires: from then on the gallery answers as if it did not exist."""
+        value = self.attributes.get(EXPIRES_AT)
+        return value if isinstance(value, str) else None
+
+    @property
+    def own_attributes(self) -> dict[str, Attribute]:
+        """The attributes without the expiry."""
+        return {name: value for name, value in self.attributes.items() if name != EXPIRES_AT}
 
 
 def values_of(attribute: Attribute | None) -> tuple[Value, ...]:

@@ -17,7 +17,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 
 from index.gallery.filters import Filter
-from index.items import MAX_ID_LENGTH, Item
+from index.items import EXPIRES_AT, MAX_ID_LENGTH, Item
 from service.problems import BODY_UNSUPPORTED, IMAGE_MISSING, INVALID, ProblemError, invalid_request
 from service.schemas.items import ItemBody, ItemPatch, PhotoBody
 from service.schemas.search import BatchBody, SearchBody, SearchOptions
@@ -77,7 +77,8 @@ class ItemWrite(NamedTuple):
 
     def item(self, item_id: str) -> Item:
         body = self.body
-        return Item(id=item_id, title=body.title or "", url=body.url or "", attributes=body.attributes)
+        expiry = {EXPIRES_AT: body.expires_at} if body.expires_at else {}
+        return Item(id=item_id, title=body.title or "", url=body.url or "", attributes={**body.attributes, **expiry})
 
 
 class Conditions(NamedTuple):

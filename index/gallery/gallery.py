@@ -7,6 +7,7 @@ from functools import partial
 from itertools import islice
 from math import isfinite
 from pathlib import Path
+from time import monotonic
 from typing import Self
 
 import numpy as np
@@ -26,6 +27,7 @@ from index.gallery.errors import (
     StoreError,
     StoreUnavailable,
 )
+from index.gallery.expiry import current_instant, hide_expired, is_expired
 from index.gallery.filters import Filter
 from index.gallery.hints import find_mismatches
 from index.gallery.jobs import Job, JobHistory, needed_bundles
@@ -50,7 +52,7 @@ from index.gallery.types import (
 from index.gallery.vectors.base import VectorIndex
 from index.gallery.vectors.view import View
 from index.gallery.views import Views, find_bundle, no_vectors
-from index.items import MAX_TOP
+from index.items import EXPIRES_AT, MAX_TOP
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +96,8 @@ class Gallery:
         for problem in verify.find_lost_writes(store, index):
             log.error("%s: %s; see `lookalike gallery verify`", self.address, problem)
         self._keeping_up_to = -1
+        self._removed_expired = 0.0
+        """When expired items were last removed."""
         self._background = RepeatedTask(self._keep_up, self._settings.follow_seconds, "follow") if maintain else None
 
     def __enter__(self) -> Self:
@@ -209,12 +213,23 @@ class Gallery:
     def compact(
         self, *, rebuild: bool = False, wait: bool = True, on_progress: Progress = no_progress
     ) -> BuildReport | None:
-        """Brings the active bundle's index up to date; returns None if there are no images.
+        """Removes expired items and brings the active bundle's index up to date; returns None if there are no images.
 
-        Without `wait` it does nothing, and returns None, while another process is building.
+        Without `wait` it builds nothing, and returns None, while another process is building.
         """
+        self.remove_expired()
         bundle = self._store.read.head().bundle
         return bundle and self._index.build(bundle.id, rebuild=rebuild, wait=wait, on_progress=on_progress)
+
+    def remove_expired(self) -> int:
+        """Removes the items that have expired, some at a time; returns their number."""
+        instant, removed = current_instant(), 0
+        while not self._store.is_read_only:
+            count = self._store.delete_expired(instant, self._settings.expiry_batch)
+            removed += count
+            if count < self._settings.expiry_batch:
+                break
+        return removed
 
     # Reads
 
@@ -223,9 +238,12 @@ class Gallery:
         """The history of re-indexing jobs."""
         return self._store.jobs
 
-    def get_item(self, item_id: str) -> StoredItem | None:
-        """Returns an item with its images and its version."""
-        return self._store.read.get_item(item_id)
+    def get_item(self, item_id: str, *, with_expired: bool = False) -> StoredItem | None:
+        """Returns an item with its images and its version; one that has expired only if asked."""
+        stored = self._store.read.get_item(item_id)
+        if stored and not with_expired and is_expired(stored.item.attributes, current_instant()):
+            return None
+        return stored
 
     def item_vectors(self, item_id: str, bundle_id: str) -> dict[str, NDArray[np.float32]]:
         """Returns image id to vector, of the item's images that have one of the bundle."""
@@ -266,7 +284,13 @@ class Gallery:
         and of their values those that contain a text in any case.
         """
         view = self._views.active()
-        return view.index.facets(count, names, filter=filter, contains=contains) if view else iter(())
+        if view is None:
+            return
+        expired = view.newest_expiry(current_instant())
+        wanted = filter if expired is None else hide_expired(filter, expired)
+        for facet in view.index.facets(count, names, filter=wanted, contains=contains):
+            if names or facet.name != EXPIRES_AT:
+                yield facet
 
     def filter_hints(self, filter: Filter) -> list[str]:
         """Returns what in a filter keeps it from matching: attributes or types of values that no item has."""
@@ -281,9 +305,13 @@ class Gallery:
         return ItemPage(found[:count], found[count - 1].id if len(found) > count else None)
 
     def iter_items(self, *, filter: Filter | None = None, after: str = "") -> Iterator[Item]:
-        """Yields the items after an id that match a filter, in the order of their ids; reads some at a time."""
+        """Yields the items after an id that match a filter, in the order of their ids; reads some at a time.
+
+        Leaves out those that had expired when it began.
+        """
+        wanted = hide_expired(filter, current_instant())
         while block := self._store.read.items_after(after, _ITEM_BLOCK):
-            yield from (item for item in block if filter is None or filter.matches(item.attributes))
+            yield from (item for item in block if wanted.matches(item.attributes))
             after = block[-1].id
 
     def stats(self) -> GalleryStats:
@@ -409,7 +437,7 @@ class Gallery:
         """Returns the items most similar to a stored one, without itself, by whichever of its images is nearest."""
         view = self._views.active()
         vectors = self._store.read.item_vectors(item_id, view.bundle.key) if view else {}
-        if not view or not vectors:
+        if not view or not vectors or (view.newest_expiry(current_instant()) and not self.get_item(item_id)):
             raise ItemMissing(item_id)
         group = np.stack(list(vectors.values()))
         return self._search(view, [group], top, filter, min_score, [item_id, *exclude], cursor)
@@ -429,7 +457,7 @@ class Gallery:
         if min_score is not None and not isfinite(min_score):
             raise SearchError(f"min_score is {min_score}.", "Pass a number from -1 to 1, or none.")
         excluded = frozenset(self._store.read.item_keys(exclude)) if exclude else frozenset()
-        query = Query(top, filter, min_score, excluded)
+        query = Query(top, filter, min_score, excluded, expired=view.newest_expiry(current_instant()))
         # Computed only when a cursor is passed or asked for.
         query_hash = partial(hash_query, groups[0], filter, min_score, exclude) if len(groups) == 1 else None
         if cursor and query_hash:
@@ -462,7 +490,17 @@ class Gallery:
         if not idle:
             self._views.active()
             self._keeping_up_to = news
+        self._expire()
         try:
             self._store.checkpoint(idle=idle)
         except StoreError as error:  # such as a full disk: searches and reads continue
             log.warning("%s: %s", self.address, error)
+
+    def _expire(self) -> None:
+        """Removes what has expired, once in a while: searches hide it anyway."""
+        if monotonic() - self._removed_expired >= self._settings.expiry_seconds:
+            try:
+                self.remove_expired()
+            except StoreError as error:  # such as a full disk: searches and reads continue
+                log.warning("%s: %s", self.address, error)
+            self._removed_expired = monotonic()

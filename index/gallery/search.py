@@ -55,6 +55,8 @@ class Query(NamedTuple):
     excluded: frozenset[int] = frozenset()
     """Keys of items to leave out."""
     start: PageStart | None = None
+    expired: int | None = None
+    """The instant of `View.segments` from which items are hidden; None if nothing has expired."""
 
     @property
     def skipped(self) -> frozenset[int]:
@@ -72,7 +74,7 @@ Page = tuple[list[Hit], Callable[[], PageStart] | None]
 
 def search_view(view: View, groups: Sequence[NDArray[np.float32]], query: Query) -> list[Page]:
     """Returns a page for each group of query vectors; an image counts by its nearest vector."""
-    segments, start = [segment.session() for segment in view.segments(query.filter)], query.start
+    segments, start = [segment.session() for segment in view.segments(query.filter, query.expired)], query.start
     if start and (start.after or len(start.seen) + query.top > MAX_TOP):
         return [_search_exhaustively(segments, group, query) for group in groups]
     # One more than wanted shows whether another page follows.

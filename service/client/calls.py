@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
-from index.items import Attribute
+from index.items import Attribute, Value
 from service.schemas.search import Include
 
 T_co = TypeVar("T_co", covariant=True)
@@ -48,7 +48,8 @@ class ItemValues(TypedDict, total=False):
 
     title: str | None
     url: str | None
-    attributes: Mapping[str, Attribute]
+    attributes: Mapping[str, Attribute | Sequence[Value]]
+    expires_at: str | None
 
 
 class ItemChanges(TypedDict, total=False):
@@ -56,7 +57,8 @@ class ItemChanges(TypedDict, total=False):
 
     title: str | None
     url: str | None
-    attributes: Mapping[str, Attribute | None] | None
+    attributes: Mapping[str, Attribute | Sequence[Value] | None] | None
+    expires_at: str | None
 
 
 class JobOptions(TypedDict, total=False):
@@ -69,6 +71,7 @@ class JobOptions(TypedDict, total=False):
     queries: str | None
     expect_recall: float | None
     allow_slow_index: bool
+    lists: Mapping[str, str]
 
 
 @dataclass(frozen=True)

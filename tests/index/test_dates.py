@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from index.dates import format_instant, parse_instant
+from index.dates import format_instant, parse_instant, parse_zoned
 
 NOON = 1_795_089_600_000_000
 
@@ -44,10 +44,17 @@ def test_other_texts_are_no_dates(text: str) -> None:
     assert parse_instant(text) is None
 
 
-def test_the_text_of_an_instant_is_the_shortest_in_utc() -> None:
+def test_the_text_of_an_instant_is_in_utc() -> None:
     assert format_instant(NOON) == "2026-11-19T12:00:00Z"
     assert format_instant(NOON + 1) == "2026-11-19T12:00:00.000001Z"
-    assert format_instant(NOON - 12 * 3_600_000_000) == "2026-11-19"
+    assert format_instant(NOON - 12 * 3_600_000_000) == "2026-11-19T00:00:00Z"
+
+
+@pytest.mark.parametrize("text", ["2026-11-19T12:00:00Z", "2026-11-19T13:00+01:00", "2026-11-19T12:00:00+00"])
+def test_a_time_with_an_offset_is_an_instant_everywhere(text: str) -> None:
+    assert parse_zoned(text) == NOON
+    assert parse_zoned("2026-11-19") == NOON - 12 * 3_600_000_000
+    assert parse_zoned("2026-11-19T12:00:00") is None and parse_zoned("soon") is None
 
 
 zones = st.integers(-23 * 60, 23 * 60).map(lambda minutes: timezone(timedelta(minutes=minutes)))

@@ -224,6 +224,9 @@ class ItemStore(Protocol):
     def delete(self, item_ids: Iterable[str], *, expected: Mapping[str, int | None] = ...) -> int:
         """Removes items with their images; unknown ids are ignored."""
 
+    def delete_expired(self, instant: int, limit: int) -> int:
+        """Removes items that have expired at an instant, at most so many; returns how many."""
+
     def set_index(self, bundle: int, name: str | None, revision: int) -> None:
         """Records what a vector index has built, and prunes removals that no follower needs any more."""
 

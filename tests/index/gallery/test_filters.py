@@ -257,6 +257,6 @@ def test_the_document_of_lists_alternatives_and_dates_is_canonical() -> None:
     document = Filter.parse(given).document
     assert document == {
         "any": [{"a": {"all": [1, "x", "y"]}}, {"b": 1}],
-        "since": {"lt": "2026-11-19T10:30:00.500000Z", "gte": "2026-11-18"},
+        "since": {"lt": "2026-11-19T10:30:00.500000Z", "gte": "2026-11-18T00:00:00Z"},
     }
     assert Filter.parse(json.loads(json.dumps(document))) == Filter.parse(given)

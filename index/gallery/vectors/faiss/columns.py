@@ -299,6 +299,11 @@ class Columns:
     def _column(self, number: int) -> _Column:
         return _Column(self._data, _Entry(*self._entries[number].tolist()), self._count)
 
+    def instants(self, name: str) -> Sequence[int]:
+        """Returns the dates among the values of an attribute, sorted."""
+        number = self._number(name)
+        return () if number is None else self._column(number).instants.data
+
     def mask(self, filter: Filter) -> Mask:
         """Returns for each row whether it matches the filter; equals `filter.matches` of the row."""
         mask = np.ones(len(self), np.bool_)

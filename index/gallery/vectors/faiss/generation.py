@@ -33,7 +33,7 @@ from index.gallery.vectors.faiss.searcher import (
     write_index,
 )
 from index.gallery.vectors.faiss.settings import FaissSettings
-from index.items import parse_attributes
+from index.items import EXPIRES_AT, parse_attributes
 
 INDEX_FILE, RECORDS_FILE, MANIFEST_FILE = "index.faiss", "records.arrays", "manifest.json"
 _REMEDY = "Rebuild it: lookalike gallery compact."
@@ -146,6 +146,8 @@ class Generation:
         self._digests = arrays["digests"]
         self._image_ids = Texts(arrays["images/offsets"], arrays["images/blob"])
         self._items = Texts(arrays["items/offsets"], arrays["items/blob"])
+        self.expiries: Sequence[int] = self.columns.instants(EXPIRES_AT)
+        """The instants at which its items expire, sorted."""
         self.alive = self.keys != DEAD
         self.images = int(np.count_nonzero(self.alive))
         self.max_images_per_item = int(np.bincount(self.owners[self.alive]).max(initial=0)) if self.images else 0

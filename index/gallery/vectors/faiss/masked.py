@@ -1,5 +1,6 @@
 """A generation without what was removed or replaced since it was built."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -106,6 +107,11 @@ class MaskedGeneration:
         self, count: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""
     ) -> Iterator[Facet]:
         return self.generation.columns.facets(count, names, filter=filter, contains=contains)
+
+    def newest_expiry(self, instant: int) -> int | None:
+        expiries = self.generation.expiries
+        position = bisect_right(expiries, instant)
+        return expiries[position - 1] if position else None
 
     def is_due(self, pending: int) -> bool:
         if self.name is None:  # never built: everything is pending

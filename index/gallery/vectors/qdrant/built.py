@@ -50,6 +50,8 @@ class QdrantBuiltIndex:
     state: CollectionState
     settings: QdrantSettings
     opened: float = field(default_factory=time.monotonic)
+    first_expiry: int | None = None
+    """An instant before which no item expires; None if none does."""
     gone: frozenset[int] = frozenset()
     """Keys of images that were removed, replaced or added since: the delta holds what there is of them."""
     whole_items: bool = True
@@ -75,6 +77,9 @@ class QdrantBuiltIndex:
         matching = translate_for_counting(filter)
         for name in [name for name in names if name in known] if names else known:
             yield self.collection.facet(name, count, matching, contains)
+
+    def newest_expiry(self, instant: int) -> int | None:
+        return instant if self.first_expiry is not None and self.first_expiry <= instant else None
 
     def is_due(self, pending: int) -> bool:
         is_old = time.monotonic() - self.opened > self.settings.max_age

@@ -21,11 +21,12 @@ from index.gallery.vectors.qdrant.payload import (
     RECORD,
     Record,
     field,
+    parse_seconds,
     parse_token,
     read_record,
 )
 from index.gallery.vectors.qdrant.settings import QdrantSettings
-from index.items import MAX_ATTRIBUTE_NAMES, MAX_FACETS
+from index.items import EXPIRES_AT, MAX_ATTRIBUTE_NAMES, MAX_FACETS
 
 _METADATA = "lookalike"
 _SCROLL = 10_000
@@ -287,6 +288,19 @@ class Collection:
         filter = q.Filter(must=[q.Condition(field=q.FieldCondition(key=ITEM, match=match))])
         for point in self._scroll(filter, _fields(ITEM, FIRST), None):
             yield point.id.num, point.payload[ITEM].integer_value, point.payload[FIRST].bool_value
+
+    def first_expiry(self) -> int | None:
+        """Returns an instant before which no item expires, close to the first; None if none does.
+
+        The attribute must be indexed.
+        """
+        q = messages()
+        path = field("d", EXPIRES_AT)
+        request = q.ScrollPoints(
+            collection_name=self.name, limit=1, order_by=q.OrderBy(key=path), with_payload=_fields(path)
+        )
+        found = self._nodes.call("Points", "Scroll", request, self._settings.write_timeout).result
+        return min((parse_seconds(point.payload, EXPIRES_AT) for point in found), default=None)
 
     def _scroll(self, filter: Any | None, fields: Any, limit: int | None) -> Iterator[Any]:
         q = messages()

@@ -12,6 +12,7 @@ A point's id is the image's key in the store. Its payload has
 """
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -78,6 +79,12 @@ def text_order(text: str) -> int:
 def seconds(instant: int) -> float:
     """Returns an instant as stored: whole seconds have few digits, which Qdrant keeps."""
     return instant / 1_000_000
+
+
+def parse_seconds(payload: Any, name: str) -> int:
+    """Returns the instant of a date that a point was read with, rounded down."""
+    number: float = payload["d"].struct_value.fields[_key(name)].double_value
+    return math.floor(number * 1_000_000) - 1
 
 
 def field(kind: str, name: str) -> str:

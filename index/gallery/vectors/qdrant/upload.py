@@ -16,6 +16,7 @@ from index.gallery.vectors.qdrant.collection import Collection, CollectionState
 from index.gallery.vectors.qdrant.nodes import messages
 from index.gallery.vectors.qdrant.payload import attribute_fields, make_point
 from index.gallery.vectors.qdrant.settings import QdrantSettings
+from index.items import EXPIRES_AT
 
 _RECALL_AT = 10
 _ROUNDING = 1e-5
@@ -122,7 +123,8 @@ def choose_fields(
 ) -> tuple[tuple[str, str], ...]:
     """Returns the fields to index: those chosen before, and those of the attributes that most items have."""
     fields = list(chosen)
-    attributes = {name for _, name in fields}
+    # The expiry in any case: the first one is found by its index.
+    attributes = {name for _, name in fields}.union(name for _, name in names if name == EXPIRES_AT)
     for (_, name), _ in names.most_common():
         if name not in attributes and len(attributes) < limit:
             attributes.add(name)
