@@ -28,7 +28,7 @@ from index.ingest.places import (
 from index.ingest.plugins import PLUGIN_TABLE, find_plugin
 from index.ingest.remote_files import FileReader
 from index.ingest.tables import Row, parse_cell, parse_value, split_cell, to_attribute
-from index.items import MAX_ID_LENGTH, Item
+from index.items import EXPIRES_AT, MAX_ID_LENGTH, Item
 
 _REQUIRED = ("item_id", "image")
 _FIELDS = (*_REQUIRED, "image_id", "title", "url")
@@ -238,7 +238,8 @@ class Source:
             has = ", ".join(name for name, value in row.values.items() if value is not None) or "nothing"
             raise ValueError(f"no value for {' and '.join(map(repr, missing))}, only for {has}")
         others = _attribute_columns(row.values, set(self._columns.values()))
-        kept = {name: value for name, value in others.items() if self._attributes is None or name in self._attributes}
+        wanted = others.keys() if self._attributes is None else self._attributes | {EXPIRES_AT}
+        kept = {name: value for name, value in others.items() if name in wanted}
         item = Item(
             id=_text("item_id", own["item_id"]),
             title=_text("title", own.get("title", "")),

@@ -135,6 +135,14 @@ def test_a_feed_of_google_merchant_is_indexed_with_its_bad_entries_as_rejects(sh
     assert (second.embedded, second.unchanged) == (0, 4)
 
 
+def test_what_a_feed_lets_expire_is_not_found(shop: Path, bundle: Path) -> None:
+    dated = RSS.replace("<g:id>red-m", "<g:expiration_date>2026-01-31T12:00+0100</g:expiration_date><g:id>red-m")
+    dated = dated.replace("<g:id>blue", "<g:expiration_date>31.12.2099</g:expiration_date><g:id>blue")
+    index_feed(write(shop / "feed.xml", dated.format(photos=".", secret="red-1.jpg")), bundle, attributes=["size"])
+    assert set(found(bundle)) == {"red-s", "secret"}
+    assert [(bad["item_id"], bad["reason"]) for bad in rejects(bundle)] == [("blue", "row"), ("lost", "row")]
+
+
 def test_an_export_of_shopify_is_indexed_without_what_is_not_published(shop: Path, bundle: Path) -> None:
     record = index_feed(write(shop / "products.csv", SHOPIFY), bundle)
     assert (record.state, record.embedded) == ("done", 3)

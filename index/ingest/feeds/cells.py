@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from index.ingest.tables import parse_value
+from index.items import EXPIRES_AT
 
 _SPACES = str.maketrans("", "", " '\u00a0\u202f\u2019")
 _ENGLISH = re.compile(r"-?\d{1,3}(,\d{3})+\.\d+|-?\d{1,3}(,\d{3}){2,}")
@@ -77,8 +78,6 @@ def plain_name(text: str) -> str:
     return re.sub(r"\W+", "_", text.strip().lower()).strip("_")
 
 
-EXPIRES_AT = "expires_at"
-"""The attribute that holds when an item expires."""
 FIELDS = frozenset({"item_id", "image", "image_id", "title", "url", "attributes", EXPIRES_AT})
 """Names that are not free for attributes."""
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from index.errors import LookalikeError
 from index.ingest.feeds.cells import (
-    EXPIRES_AT,
     FIELDS,
     add_attribute,
     distinct,
@@ -19,6 +18,7 @@ from index.ingest.feeds.cells import (
 from index.ingest.feeds.delimited import check_width, read_header, read_lines
 from index.ingest.feeds.xml_feed import read_entries
 from index.ingest.tables import Row, Table, parse_value
+from index.items import EXPIRES_AT
 
 _PRICES = ("price", "sale_price", "maximum_retail_price")
 _LISTS = frozenset(
