@@ -8,7 +8,6 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
@@ -139,7 +138,7 @@ async def _store(
     """
     embedder = _PhotoEmbedder(state, item_id, photos)
     for _ in range(state.settings.max_write_attempts):
-        stored = await state.admission.run("read", partial(state.gallery.get_item, item_id, with_expired=True))
+        stored = await state.admission.run("read", state.gallery.get_item, item_id, with_expired=True)
         # One that has expired does not exist, and leaves no images behind.
         seen = None if stored and is_expired(stored.item.attributes, current_instant()) else stored
         check_conditions(conditions, item_id, seen)
@@ -260,7 +259,7 @@ async def _add_vectors(state: ServiceState, item_id: str, embedder: "_PhotoEmbed
 async def _add_vectors_of(state: ServiceState, item_id: str, embedder: "_PhotoEmbedder", bundle_id: str) -> None:
     model = await state.active_model.load(bundle_id)
     images = await embedder.missing_images(model)
-    seen = await state.admission.run("read", partial(state.gallery.get_item, item_id, with_expired=True))
+    seen = await state.admission.run("read", state.gallery.get_item, item_id, with_expired=True)
     if seen is None:  # deleted by another request since
         return
     held = {image.id: image.digest for image in seen.images}

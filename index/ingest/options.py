@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from typing_extensions import TypeAliasType
 
 from index._util.addresses import AllowedAddresses
 from index._util.models import Frozen
@@ -47,6 +48,8 @@ def _check_addresses(texts: list[str]) -> list[str]:
     return texts
 
 
+ListSeparators = TypeAliasType("ListSeparators", dict[str, Annotated[str, Field(min_length=1)]])
+"""Attributes, and what separates the values of each."""
 AddressList = Annotated[list[str], AfterValidator(_check_addresses)]
 """Host names, IP addresses and networks."""
 
@@ -64,7 +67,7 @@ class CommonOptions(Frozen):
         description="Fail if more than this share of the gallery's images would be deleted, or lacks a vector of a new "
         "bundle.",
     )
-    lists: Annotated[dict[str, Annotated[str, Field(min_length=1)]], BeforeValidator(_parse_lists)] = Field(
+    lists: Annotated[ListSeparators, BeforeValidator(_parse_lists)] = Field(
         default={}, description="Separator of an attribute's values, where a text lists several: sizes=|."
     )
     max_rejects: float = Field(

@@ -31,7 +31,7 @@ from index.ingest.tables import Row, parse_cell, parse_value, split_cell, to_att
 from index.items import EXPIRES_AT, MAX_ID_LENGTH, Item
 
 _REQUIRED = ("item_id", "image")
-_FIELDS = (*_REQUIRED, "image_id", "title", "url")
+_FIELDS = (*_REQUIRED, "image_id", "title", "url", EXPIRES_AT)
 _MAX_REPORTED = 10
 """Bad rows that one message lists."""
 _MAPPING = "map a column with another name, such as item_id=sku"
@@ -238,13 +238,13 @@ class Source:
             has = ", ".join(name for name, value in row.values.items() if value is not None) or "nothing"
             raise ValueError(f"no value for {' and '.join(map(repr, missing))}, only for {has}")
         others = _attribute_columns(row.values, set(self._columns.values()))
-        wanted = others.keys() if self._attributes is None else self._attributes | {EXPIRES_AT}
-        kept = {name: value for name, value in others.items() if name in wanted}
+        kept = {name: value for name, value in others.items() if self._attributes is None or name in self._attributes}
+        expiry = {EXPIRES_AT: to_attribute(own[EXPIRES_AT])} if EXPIRES_AT in own else {}
         item = Item(
             id=_text("item_id", own["item_id"]),
             title=_text("title", own.get("title", "")),
             url=_text("url", own.get("url", "")),
-            attributes=self._typed(kept, is_text),
+            attributes={**self._typed(kept, is_text), **expiry},
         )
         values, ids = _images(own["image"], own.get("image_id"))
         regions = row.regions or [None] * len(values)

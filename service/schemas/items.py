@@ -46,7 +46,7 @@ AttributeChanges = TypeAliasType(
 )
 
 
-Expiry = TypeAliasType("Expiry", Annotated[str, Field(max_length=40), AfterValidator(check_expiry)])
+Expiry = Annotated[str, Field(max_length=40), AfterValidator(check_expiry)]
 
 
 class PhotoBody(RequestBody):

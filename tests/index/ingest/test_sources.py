@@ -158,6 +158,26 @@ def test_nulls_within_lists_are_left_out_and_other_values_converted(tmp_path: Pa
     assert attributes(Source([tmp_path / "t.parquet"])) == [{"days": ("2026-05-04", "2026-05-05")}]
 
 
+def test_an_item_expires_at_the_time_in_its_column(tmp_path: Path) -> None:
+    row = {"item_id": "a", "image": "1.jpg", "colour": "red"}
+    table = write_csv(tmp_path / "t.csv", [{**row, "expires_at": "2026-11-19T12:00+02:00"}, {**row, "expires_at": ""}])
+    source = Source([table], attributes=["colour"])
+    assert source.check().warnings == () and [image.item.expires_at for image in source] == [
+        "2026-11-19T10:00:00Z",
+        None,
+    ]
+    times = [datetime(2026, 11, 19, tzinfo=UTC), None]
+    parquet.write_table(
+        pyarrow.table({"item_id": ["a", "b"], "image": ["1", "2"], "until": times}), tmp_path / "t.parquet"
+    )
+    found = Source([tmp_path / "t.parquet"], columns={"expires_at": "until"})
+    assert [image.item.expires_at for image in found] == ["2026-11-19T00:00:00Z", None]
+    assert attributes(found)[1] == {}
+    table = write_csv(tmp_path / "u.csv", [{**row, "expires_at": "soon"}])
+    with pytest.raises(LookalikeError, match=r"line 2: .*expires_at must be a date, or a date and time with its time"):
+        Source([table]).check()
+
+
 def test_an_attribute_that_no_row_has_cannot_be_a_list(tmp_path: Path) -> None:
     table = write_csv(tmp_path / "t.csv", [{"item_id": "a", "image": "1.jpg", "sizes": "S"}])
     with pytest.raises(LookalikeError, match="No row has an attribute 'size'; there are sizes"):
