@@ -37,15 +37,20 @@ def group_lines(lines: Iterable[GroupLine]) -> Iterator[Group | Row]:
     The lines are kept in a temporary SQLite database: a feed may be larger than memory.
     """
     with closing(sqlite3.connect("", isolation_level=None, check_same_thread=False)) as db:
-        db.execute("CREATE TABLE lines (number INTEGER PRIMARY KEY, place TEXT, line TEXT, parent TEXT, problem TEXT)")
+        # The text comes last, and the order is found without it: it is read once, when its group is.
+        db.execute("CREATE TABLE lines (number INTEGER PRIMARY KEY, parent TEXT, place TEXT, problem TEXT, line TEXT)")
         db.execute("CREATE TABLE names (name TEXT PRIMARY KEY, number INTEGER) WITHOUT ROWID")
         db.execute("BEGIN")
         for number, (where, values, names, parent, problem) in enumerate(lines):
-            db.execute("INSERT INTO lines VALUES (?, ?, ?, ?, ?)", (number, where, _pack(values), parent, problem))
+            db.execute("INSERT INTO lines VALUES (?, ?, ?, ?, ?)", (number, parent, where, problem, _pack(values)))
             db.executemany("INSERT OR IGNORE INTO names VALUES (?, ?)", [(name, number) for name in names])
+        db.execute(
+            "CREATE TABLE places AS SELECT coalesce(names.number, lines.number) AS first, lines.number AS number "
+            "FROM lines LEFT JOIN names ON name = parent ORDER BY first, lines.number <> first, lines.number"
+        )
         ordered = db.execute(
-            "SELECT coalesce(names.number, lines.number) AS first, place, line, problem FROM lines "
-            "LEFT JOIN names ON names.name = lines.parent ORDER BY first, lines.number <> first, lines.number"
+            "SELECT first, place, line, problem FROM places CROSS JOIN lines ON lines.number = places.number "
+            "ORDER BY places.rowid"
         )
         for _, rows in groupby(ordered, key=itemgetter(0)):
             group: Group = []
