@@ -270,7 +270,9 @@ class Source:
         for prefix, copies in self._mirrors.items():
             if value.startswith(f"{prefix.rstrip('/')}/"):
                 path = value.removeprefix(prefix).lstrip("/")
-                return resolve_place(copies, unquote(path) if url_scheme(value) in HTTP else path), copies
+                if url_scheme(value) in HTTP:
+                    path = unquote(path.partition("?")[0].partition("#")[0])
+                return resolve_place(copies, path), copies
         place, fallback = resolve_place(folder, value), self._fallback_images
         if fallback is None or url_scheme(place) or local_path(place).exists():
             return place, folder

@@ -4,9 +4,11 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from index.ingest.feeds import google_merchant, google_product_search, shopify, woocommerce
+from index.ingest.feeds.cells import FIELDS
 from index.ingest.feeds.delimited import read_header
 from index.ingest.options import SourceFormat
-from index.ingest.tables import Table, open_table
+from index.ingest.tables import Row, Table, open_table
+from index.items import MAX_TEXT_LENGTH
 
 _ALWAYS_TABLES = (".jsonl", ".ndjson", ".parquet", ".pq")
 _READERS: dict[SourceFormat, Callable[[Path, str], Table]] = {
@@ -30,7 +32,10 @@ def open_catalogue(
     Without a `kind`, its first line decides. It is a table if it has one of each of these columns.
     """
     kind = kind or detect_format(file, name, columns)
-    return open_table(file, name, title) if kind == "table" else _READERS[kind](file, title)
+    if kind == "table":
+        return open_table(file, name, title)
+    feed = _READERS[kind](file, title)
+    return feed._replace(rows=map(_drop_long_texts, feed.rows))
 
 
 def detect_format(file: Path, name: str, columns: Sequence[Collection[str]]) -> SourceFormat:
@@ -49,3 +54,10 @@ def detect_format(file: Path, name: str, columns: Sequence[Collection[str]]) -> 
     if woocommerce.is_header(header.columns):
         return "woocommerce"
     return "google-merchant" if google_merchant.is_header(header.columns) else "table"
+
+
+def _drop_long_texts(row: Row) -> Row:
+    """Returns a row without texts that are too long for an attribute: nobody filters by them."""
+    long = [name for name, text in row.values.items() if isinstance(text, str) and len(text) > MAX_TEXT_LENGTH]
+    kept = {name: value for name, value in row.values.items() if name not in long or name in FIELDS}
+    return row._replace(values=kept)

@@ -138,7 +138,7 @@ def _split(text: str) -> list[str]:
 def _attributes(values: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for column, value in values.items():
-        if not value:
+        if not value or (value == "parent" and column == "stock"):
             continue
         if column in _NUMBERS:
             number = parse_number(value)
@@ -153,7 +153,7 @@ def _attributes(values: dict[str, str]) -> dict[str, Any]:
             add_attribute(found, column, parse_value(value), prefix="column", taken=_TAKEN)
     if available := _AVAILABILITY.get(values.get("in stock?", "")):
         found["availability"] = available
-    if "is featured?" in values:
+    if "is featured?" in values and not _is_variation(values):
         found["featured"] = values["is featured?"] == "1"
     for column in values:
         if match := _ATTRIBUTE.fullmatch(column):

@@ -414,13 +414,13 @@ def test_what_a_feed_leaves_out_is_a_warning(tmp_path: Path) -> None:
 
 def test_bad_entries_of_a_feed_are_bad_rows_with_their_item(tmp_path: Path) -> None:
     feed = tmp_path / "feed.txt"
-    feed.write_text(f"id\timage_link\tsize\n1\t1.jpg\tM\n2\t\tM\n3\t3.jpg\t{'x' * 5000}\n")
+    feed.write_text(f"id\timage_link\ttitle\n1\t1.jpg\tM\n2\t\tM\n3\t3.jpg\t{'x' * 1001}\n")
     first, second, third = Source([feed]).rows()
     assert isinstance(first, SourceImage)
     assert second == BadRow(f"{feed}, line 3", "no value for 'image_link'", "2")
     assert isinstance(third, BadRow)
     assert (third.item_id, third.where) == ("3", f"{feed}, line 4")
-    assert "attributes.size" in third.problem
+    assert "title" in third.problem
 
 
 def test_regions_of_photos_are_kept(tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def test_regions_of_photos_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "place"),
     [
-        ("https://cdn.example/m/a%20b/1.jpg", "{root}/copies/a b/1.jpg"),
+        ("https://cdn.example/m/a%20b/1.jpg?v=2#top", "{root}/copies/a b/1.jpg"),
         ("https://cdn.example/media/1.jpg", "https://cdn.example/media/1.jpg"),
         ("gs://shop/a%20b.jpg", "{root}/copies/a%20b.jpg"),
         ("gs://shop-2/1.jpg", "gs://shop-2/1.jpg"),

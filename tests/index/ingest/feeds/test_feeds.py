@@ -49,6 +49,13 @@ def test_a_format_can_be_forced(tmp_path: Path) -> None:
     assert found == {"shopify": ["1.jpg"], "google-merchant": ["2.jpg"], "table": "3.jpg"}
 
 
+def test_texts_that_are_too_long_for_an_attribute_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "feed.txt"
+    path.write_text(f"id\timage_link\tcare\tsize\n1\t1.jpg\t{'x' * 4097}\t{'y' * 4096}\n")
+    (row,) = open_catalogue(path, path.name, path.name).rows
+    assert row.values == {"item_id": "1", "image": ["1.jpg"], "size": "y" * 4096}
+
+
 def test_a_text_that_is_no_feed_is_refused_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("some notes\n")
     with pytest.raises(LookalikeError, match=r"notes.txt is not a table of a known format.*a feed of a shop"):

@@ -62,7 +62,7 @@ def variation(number: str, colour: str, size: str, images: str = "", **others: s
         "SKU": f"hoodie-{number}",
         "Name": f"Hoodie - {colour}, {size}",
         "Published": "1",
-        "Is featured?": "",
+        "Is featured?": "0",
         "In stock?": "0",
         "Stock": "3",
         "Weight (kg)": "0.4",
@@ -127,7 +127,7 @@ def test_a_simple_product_is_one_item(tmp_path: Path) -> None:
 
 
 def test_a_variation_inherits_from_its_parent_and_overrides_it(tmp_path: Path) -> None:
-    (row,) = read(export(tmp_path, HOODIE, variation("11", "Blue", "")))
+    (row,) = read(export(tmp_path, {**HOODIE, "Stock": "9"}, variation("11", "Blue", "", Stock="parent")))
     assert row.values == {
         **SHARED,
         "item_id": "11",
@@ -135,7 +135,7 @@ def test_a_variation_inherits_from_its_parent_and_overrides_it(tmp_path: Path) -
         "image": [f"{SHOP}/front.jpg", f"{SHOP}/back.jpg"],
         "sku": "hoodie-11",
         "availability": "out_of_stock",
-        "stock": 3,
+        "stock": 9,
         "weight_kg": 0.4,
         "price": 39.95,
         "sale_price": 29.95,
