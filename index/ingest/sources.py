@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from pydantic import ValidationError
 
-from index._util.validation import explain_errors
+from index._util.validation import explain_errors, format_value
 from index.embedding.images import DEFAULT_LIMITS, ImageLimits, Region
 from index.errors import LookalikeError
 from index.ingest.attribute_types import AttributeTypes
@@ -28,7 +28,7 @@ from index.ingest.places import (
 from index.ingest.plugins import PLUGIN_TABLE, find_plugin
 from index.ingest.remote_files import FileReader
 from index.ingest.tables import Row, parse_cell, parse_value, split_cell, to_attribute
-from index.items import EXPIRES_AT, MAX_ID_LENGTH, Item
+from index.items import EXPIRES_AT, MAX_ID_LENGTH, Item, check_expiry
 
 _REQUIRED = ("item_id", "image")
 _FIELDS = (*_REQUIRED, "image_id", "title", "url", EXPIRES_AT)
@@ -239,7 +239,7 @@ class Source:
             raise ValueError(f"no value for {' and '.join(map(repr, missing))}, only for {has}")
         others = _attribute_columns(row.values, set(self._columns.values()))
         kept = {name: value for name, value in others.items() if self._attributes is None or name in self._attributes}
-        expiry = {EXPIRES_AT: to_attribute(own[EXPIRES_AT])} if EXPIRES_AT in own else {}
+        expiry = {EXPIRES_AT: _expiry(own[EXPIRES_AT])} if EXPIRES_AT in own else {}
         item = Item(
             id=_text("item_id", own["item_id"]),
             title=_text("title", own.get("title", "")),
@@ -328,6 +328,13 @@ def _attribute_columns(values: Mapping[str, Any], own: set[str]) -> dict[str, An
             raise ValueError(f"{repeated[0]!r} is both a column and in `attributes`")
         others |= merged
     return others
+
+
+def _expiry(value: Any) -> str:
+    try:
+        return check_expiry(to_attribute(value))
+    except ValueError as error:
+        raise ValueError(f"{EXPIRES_AT} {error} (got {format_value(value)})") from None
 
 
 def _text(name: str, value: Any) -> str:

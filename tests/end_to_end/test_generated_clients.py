@@ -150,7 +150,7 @@ def write_items(shop: GeneratedClient) -> None:
     assert stored.expires_at == "2100-01-01T00:00:00Z"
     form = models.ItemForm(item=json.dumps({"title": "Two"}), image=[shop.photo(1, "a"), shop.photo(2, "b")])
     assert [image.id for image in shop.call("put_item", "two", body=form, status=201).images] == ["a", "b"]
-    removed = {"category": None, "tags": []}
+    removed: dict[str, Any] = {"category": None, "tags": []}
     changes = models.ItemPatch(attributes=models.AttributeChanges.from_dict({"price": 9.5, **removed}))
     patched = shop.call("patch_item", "mug/1", body=changes, if_match=f'"{stored.version}"')
     assert patched.attributes.to_dict() == {"price": 9.5} and patched.title == "A mug"
