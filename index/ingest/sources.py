@@ -161,7 +161,8 @@ class Source:
             raise rows_error(summary)
         if not summary.images:
             raise LookalikeError(
-                f"{self.name} has no images.", "Give tables with rows, or a folder with one folder per item."
+                f"{self.name} has no images of items.",
+                "Give tables with rows, or a folder with one folder per item, as in photos/mug-01/front.jpg.",
             )
         for wanted, remedy in (
             (self._attributes or frozenset(), "Correct the list of attributes to keep."),
