@@ -7,7 +7,6 @@ from functools import partial
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from time import monotonic
 from typing import Self
 
 import numpy as np
@@ -31,7 +30,7 @@ from index.gallery.expiry import current_instant, hide_expired, is_expired
 from index.gallery.filters import Filter
 from index.gallery.hints import find_mismatches
 from index.gallery.jobs import Job, JobHistory, needed_bundles
-from index.gallery.maintenance import Maintainer, RepeatedTask
+from index.gallery.maintenance import ExpiredItems, Maintainer, RepeatedTask
 from index.gallery.search import Query, search_view
 from index.gallery.settings import GallerySettings
 from index.gallery.store.base import ItemStore
@@ -95,9 +94,8 @@ class Gallery:
         self._views = Views(store, index, self._maintainer, self._settings)
         for problem in verify.find_lost_writes(store, index):
             log.error("%s: %s; see `lookalike gallery verify`", self.address, problem)
+        self._expired = ExpiredItems(store, self._settings)
         self._keeping_up_to = -1
-        self._removed_expired = 0.0
-        """When expired items were last removed."""
         self._background = RepeatedTask(self._keep_up, self._settings.follow_seconds, "follow") if maintain else None
 
     def __enter__(self) -> Self:
@@ -223,13 +221,7 @@ class Gallery:
 
     def remove_expired(self) -> int:
         """Removes the items that have expired, some at a time; returns their number."""
-        instant, removed = current_instant(), 0
-        while not self._store.is_read_only:
-            count = self._store.delete_expired(instant, self._settings.expiry_batch)
-            removed += count
-            if count < self._settings.expiry_batch:
-                break
-        return removed
+        return self._expired.remove()
 
     # Reads
 
@@ -490,17 +482,8 @@ class Gallery:
         if not idle:
             self._views.active()
             self._keeping_up_to = news
-        self._expire()
         try:
             self._store.checkpoint(idle=idle)
+            self._expired.remove_if_due()
         except StoreError as error:  # such as a full disk: searches and reads continue
             log.warning("%s: %s", self.address, error)
-
-    def _expire(self) -> None:
-        """Removes what has expired, once in a while: searches hide it anyway."""
-        if monotonic() - self._removed_expired >= self._settings.expiry_seconds:
-            try:
-                self.remove_expired()
-            except StoreError as error:  # such as a full disk: searches and reads continue
-                log.warning("%s: %s", self.address, error)
-            self._removed_expired = monotonic()

@@ -13,6 +13,7 @@ from index.gallery import Gallery, open_gallery
 from index.gallery.errors import ItemMissing
 from index.gallery.expiry import current_instant, hide_expired, is_expired
 from index.gallery.filters import Filter
+from index.gallery.maintenance import ExpiredItems
 from index.gallery.settings import GallerySettings
 from index.gallery.types import Item, NewImage
 from index.items import Attribute
@@ -127,9 +128,8 @@ def test_statistics_count_what_has_expired_until_it_is_removed(shelf: Gallery, o
     assert shelf.remove_expired() == 0 and shelf.stats().revision == after.revision
 
 
-def test_removal_takes_some_items_at_a_time(open_engine: OpenEngine) -> None:
-    gallery = open_engine()
-    gallery._settings = GallerySettings(expiry_batch=3)
+def test_removal_takes_some_items_at_a_time(gallery: Gallery) -> None:
+    expired = ExpiredItems(gallery._store, GallerySettings(expiry_batch=3))
     # The texts of some items only look like an expiry.
     similar: dict[str, Attribute] = {"note": '"expires_at": "2020-01-01"', 'x"expires_at': "2020-01-01"}
     others = [Item(id=f"text-{n}", attributes=similar) for n in range(7)]
@@ -140,7 +140,7 @@ def test_removal_takes_some_items_at_a_time(open_engine: OpenEngine) -> None:
         [(Item(id="soon", attributes={"expires_at": format_instant(current_instant() + 10**9)}), [])], BUNDLE
     )
     revision = gallery.stats().revision
-    assert gallery.remove_expired() == 7
+    assert expired.remove() == 7
     assert gallery.stats().revision == revision + 3
     assert [item.id for item in gallery.scan().items] == ["never", "soon", *(f"text-{n}" for n in range(7))]
 
