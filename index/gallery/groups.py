@@ -1,0 +1,43 @@
+"""Keys of groups: what the items with the same value of an attribute have in common."""
+
+from hashlib import blake2b
+from operator import itemgetter
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.gallery.filters import plain_number, value_type
+from index.gallery.vectors.base import Positions, Segment
+from index.items import Attribute
+
+_GROUP_BIT = 1 << 62
+"""Distinguishes keys of groups from those of items, which are far smaller."""
+
+
+def owner_keys(segment: Segment, positions: Positions, items: NDArray[np.int64], attribute: str) -> NDArray[np.int64]:
+    """Returns for each position the key of its group: that of its item, if the item does not have the attribute."""
+    known: dict[tuple[type, object], int] = {}
+    owners = items.copy()
+    for row, value in enumerate(segment.values(attribute, positions)):
+        if value is None:
+            continue
+        typed = type(value), value  # True == 1
+        key = known.get(typed)
+        if key is None:
+            key = known[typed] = group_key(value)
+        owners[row] = key
+    return owners
+
+
+def group_key(value: Attribute) -> int:
+    """Returns a key of 62 bits; equal values, and lists with the same values in any order, have the same key."""
+    values = value if isinstance(value, tuple) else (value,)
+    kinds = map(value_type, values)
+    typed = [
+        (kind, plain_number(cast(float, one)) if kind == "number" else one)
+        for kind, one in zip(kinds, values, strict=True)
+    ]
+    typed.sort(key=itemgetter(0, 1))
+    digest = blake2b(repr(typed).encode(errors="surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % _GROUP_BIT | _GROUP_BIT
