@@ -1,5 +1,6 @@
 """Keys of groups: what the items with the same value of an attribute have in common."""
 
+from functools import lru_cache
 from hashlib import blake2b
 from operator import itemgetter
 from typing import cast
@@ -17,22 +18,24 @@ _GROUP_BIT = 1 << 62
 
 def owner_keys(segment: Segment, positions: Positions, items: NDArray[np.int64], attribute: str) -> NDArray[np.int64]:
     """Returns for each position the key of its group: that of its item, if the item does not have the attribute."""
-    known: dict[tuple[type, object], int] = {}
     owners = items.copy()
     for row, value in enumerate(segment.values(attribute, positions)):
-        if value is None:
-            continue
-        typed = type(value), value  # True == 1
-        key = known.get(typed)
-        if key is None:
-            key = known[typed] = group_key(value)
-        owners[row] = key
+        if value is not None:
+            owners[row] = group_key(value)
     return owners
 
 
 def group_key(value: Attribute) -> int:
     """Returns a key of 62 bits; equal values, and lists with the same values in any order, have the same key."""
-    values = value if isinstance(value, tuple) else (value,)
+    return _hash_values(value) if isinstance(value, tuple) else _hash_value(value)
+
+
+@lru_cache(1 << 14, typed=True)  # True == 1
+def _hash_value(value: Attribute) -> int:
+    return _hash_values((value,))
+
+
+def _hash_values(values: tuple[Attribute, ...]) -> int:
     kinds = map(value_type, values)
     typed = [
         (kind, plain_number(cast(float, one)) if kind == "number" else one)

@@ -1,12 +1,12 @@
 """What rules read of the candidates of a window: attributes and vectors, each in one read per segment."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from index.gallery.filters import Filter
 from index.gallery.search import Candidate
 from index.gallery.vectors.base import Positions, Segment
 from index.items import Attribute
@@ -18,13 +18,15 @@ class CandidateTable:
     def __init__(self, candidates: Sequence[Candidate]) -> None:
         self.candidates = candidates
         self._columns: dict[str, list[Attribute | None]] = {}
-        rows: dict[int, list[int]] = {}
-        for row, candidate in enumerate(candidates):
-            rows.setdefault(id(candidate[3]), []).append(row)
-        self._parts: list[tuple[Segment, list[int], Positions]] = [
-            (candidates[own[0]][3], own, np.array([candidates[row][4] for row in own], np.int64))
-            for own in rows.values()
-        ]
+        segments, positions = [one[3] for one in candidates], np.array([one[4] for one in candidates], np.int64)
+        distinct = {id(segment): segment for segment in segments}
+        self._parts: list[tuple[Segment, Positions, Positions]] = []
+        """Segments, the rows of the table that they have, and the positions of these rows."""
+        for segment in distinct.values():
+            rows = np.arange(len(segments))
+            if len(distinct) > 1:
+                rows = np.array([row for row in rows.tolist() if segments[row] is segment])
+            self._parts.append((segment, rows, positions[rows]))
 
     def __len__(self) -> int:
         return len(self.candidates)
@@ -35,13 +37,26 @@ class CandidateTable:
         if column is None:
             column = self._columns[name] = [None] * len(self)
             for segment, rows, positions in self._parts:
-                for row, value in zip(rows, segment.values(name, positions), strict=True):
+                values = segment.values(name, positions)
+                if len(values) == len(column):
+                    column[:] = values
+                    continue
+                for row, value in zip(rows.tolist(), values, strict=True):
                     column[row] = value
         return column
 
-    def rows(self) -> Iterator[Mapping[str, Attribute]]:
-        """Yields the attributes of each candidate, of which only those are read that somebody gets."""
-        return (_Row(self, row) for row in range(len(self)))
+    def matches(self, filter: Filter) -> list[bool]:
+        """Returns whether each candidate matches a filter, which is asked once per combination of values."""
+        names = filter_names(filter)
+        if not names:
+            return [filter.matches({})] * len(self)
+        columns = [self.column(name) for name in names]
+        keys = list(zip(*columns, *(map(type, column) for column in columns), strict=True))  # True == 1
+        known = {
+            key: filter.matches({name: value for name, value in zip(names, key, strict=False) if value is not None})
+            for key in set(keys)
+        }
+        return [known[key] for key in keys]
 
     @cached_property
     def vectors(self) -> NDArray[np.float32]:
@@ -55,27 +70,7 @@ class CandidateTable:
         return np.empty((0, 0), np.float32) if found is None else found
 
 
-class _Row(Mapping[str, Attribute]):
-    """The attributes of one candidate, for `Filter.matches`."""
-
-    __slots__ = ("_row", "_table")
-
-    def __init__(self, table: CandidateTable, row: int) -> None:
-        self._table = table
-        self._row = row
-
-    def get(self, key: str, default: Any = None) -> Any:
-        value = self._table.column(key)[self._row]
-        return default if value is None else value
-
-    def __getitem__(self, key: str) -> Attribute:
-        value = self._table.column(key)[self._row]
-        if value is None:
-            raise KeyError(key)
-        return value
-
-    def __iter__(self) -> Iterator[str]:
-        raise NotImplementedError("which attributes an item has is not read")
-
-    def __len__(self) -> int:
-        raise NotImplementedError("which attributes an item has is not read")
+def filter_names(filter: Filter) -> list[str]:
+    """Returns the attributes that decide whether an item matches a filter."""
+    inner = (name for negated in filter.negated for name in filter_names(negated))
+    return [*dict.fromkeys((*(name for name, _ in filter.conditions), *inner))]

@@ -7,6 +7,7 @@ order.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,8 @@ from index.items import Attribute
 from index.rankings import Boost, Explanation, Ranking, Reason, Share, SortBy
 
 _MICROSECONDS_PER_DAY = 86_400 * 10**6
-_KINDS = {"number": 0, "text": 1, "boolean": 2}
+_KINDS: dict[type, int] = {int: 0, float: 0, str: 1, bool: 2}
+"""The order of values of different types."""
 _parse_instant = lru_cache(4096)(parse_instant)
 NEGATIVES = "negative examples"
 
@@ -42,11 +44,10 @@ class Negatives(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A candidate in its place: what diversity took from its score, for its similarity to which candidate."""
+    """A candidate in its place, and what diversity took from its score."""
 
     row: int
     penalty: int = 0
-    nearest: int | None = None
 
 
 class Rules:
@@ -86,8 +87,11 @@ class RankedWindow:
         self._table = table
         self._shares = shares
         # Rounded to half precision, a vector may be longer than one; a similarity is at most 1.
-        self._similarities = [max(-SCORE_UNIT, min(SCORE_UNIT, -rank)) for rank, *_ in table.candidates]
-        self._totals = list(map(sum, zip(self._similarities, *(column for _, column in shares), strict=True)))
+        ranks = [candidate[0] for candidate in table.candidates]
+        self._similarities = [SCORE_UNIT if rank < -SCORE_UNIT else min(-rank, SCORE_UNIT) for rank in ranks]
+        self._totals = self._similarities
+        for _, column in shares:
+            self._totals = list(map(add, self._totals, column))
         self._by_score = sorted(range(len(table)), key=self._totals.__getitem__, reverse=True)
 
     def order(self) -> Iterator[Placed]:
@@ -101,7 +105,11 @@ class RankedWindow:
     def _sort(self, rule: SortBy) -> list[int]:
         column, descending = self._table.column(rule.attribute), rule.order == "descending"
         best = max if descending else min
-        keys = {row: best(map(_sort_key, _values(value))) for row, value in enumerate(column) if value is not None}
+
+        def key(value: Attribute) -> tuple[int, Any]:
+            return best(map(key, value)) if isinstance(value, tuple) else (_KINDS[type(value)], value)
+
+        keys = {row: key(value) for row, value in enumerate(column) if value is not None}
         present = [row for row in self._by_score if row in keys]
         present.sort(key=keys.__getitem__, reverse=descending)
         return [*present, *(row for row in self._by_score if row not in keys)]
@@ -112,19 +120,14 @@ class RankedWindow:
             return
         order = np.array(self._by_score)
         vectors = self._table.vectors[order]
-        scores = np.array(self._totals, np.int64)[order]
-        likeness, nearest = np.zeros(len(order), np.float32), np.full(len(order), -1)
-        penalties = np.zeros(len(order), np.int64)
+        scores = np.array(self._totals, np.float64)[order]  # whole numbers, which are exact
+        likeness, penalties = np.zeros(len(order), np.float64), np.zeros(len(order), np.float64)
         for _ in range(len(order)):
-            place = int(np.argmax(scores - penalties))
-            close = int(nearest[place])
-            penalty = int(penalties[place])
-            yield Placed(int(order[place]), penalty, int(order[close]) if close >= 0 else None)
-            scores[place] = np.iinfo(np.int64).min // 2
-            found = vectors @ vectors[place]
-            closer = found > likeness
-            likeness[closer], nearest[closer] = found[closer], place
-            penalties = np.rint(likeness * np.float64(diversity * SCORE_UNIT)).astype(np.int64)
+            place = int((scores - penalties).argmax())
+            yield Placed(int(order[place]), int(penalties[place]))
+            scores[place] = -np.inf
+            np.maximum(likeness, vectors @ vectors[place], out=likeness)
+            np.rint(likeness * (diversity * SCORE_UNIT), out=penalties)
 
     def explain(self, placed: Placed) -> Explanation:
         """Returns why a candidate is where it is."""
@@ -151,10 +154,8 @@ class RankedWindow:
             if value is None:
                 return "sort", f"It has no {sort_by.attribute!r}, so it comes after the items that have it."
             return "sort", f"The items are sorted by {sort_by.attribute!r}, {sort_by.order}; it has {value!r}."
-        if placed.nearest is not None:
-            segment, position = self._table.candidates[placed.nearest][3:]
-            near = segment.item(position).id
-            return "diversity", f"Of the items left it had the best score, less its likeness to {near!r} before it."
+        if placed.penalty:
+            return "diversity", "Of the items left it had the best score, less its likeness to those before it."
         return "score", "The items are sorted by their scores."
 
 
@@ -173,7 +174,7 @@ def _compile(boost: Boost, path: str) -> _Rule:
     weight = boost.weight * SCORE_UNIT
     if boost.filter is not None:
         wanted = _parse(boost.filter, f"{path}.filter")
-        return lambda table, now: [round(weight) if wanted.matches(row) else 0 for row in table.rows()]
+        return lambda table, now: [round(weight) if matches else 0 for matches in table.matches(wanted)]
     name = str(boost.attribute)
 
     def shares(table: CandidateTable, now: int) -> Shares:
@@ -192,10 +193,12 @@ def _compile(boost: Boost, path: str) -> _Rule:
         start, width = boost.from_, boost.to - boost.from_
 
         def share(value: Attribute | None, now: int) -> float:
-            numbers = [one for one in _values(value) if value_type(one) == "number"]
-            if not numbers:
-                return boost.missing
-            return max(min(1.0, max(0.0, (float(one) - start) / width)) for one in numbers)
+            if type(value) is float or type(value) is int:  # not bool
+                place = (value - start) / width
+                return place if 0 < place < 1 else float(place > 0)
+            if isinstance(value, tuple):
+                return max((share(one, now) for one in value if value_type(one) == "number"), default=boost.missing)
+            return boost.missing
 
     return shares
 
@@ -205,7 +208,3 @@ def _values(value: Attribute | None) -> Sequence[Attribute]:
     if isinstance(value, tuple):
         return value
     return () if value is None else (value,)
-
-
-def _sort_key(value: Attribute) -> tuple[int, Any]:
-    return _KINDS[value_type(value)], value

@@ -103,12 +103,12 @@ def test_a_cursor_is_bound_to_vectors_filter_and_bounds() -> None:
         decode_cursor(VALID, bytes(9))
 
 
-keys = st.frozensets(st.integers(0, 2**63 - 1), max_size=40)
+key_sets = st.frozensets(st.integers(0, 2**63 - 1), max_size=40)
 
 
 @given(
-    seen=keys,
-    returned=keys,
+    seen=key_sets,
+    returned=key_sets,
     after=st.none() | st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**63 - 1)),
     pinned=st.integers(0, 50),
     time=st.integers(0, 2**40),

@@ -108,7 +108,8 @@ def test_the_pages_of_examples_return_every_item_once(shop: Shop, combine: Combi
 
 def test_a_cursor_is_bound_to_the_examples(shop: Shop) -> None:
     examples = [Example(PHOTOS[0]), Example(PHOTOS[2], weight=-0.6)]
-    for combine, other in (("mean", "best"), ("best", "mean")):
+    ways: tuple[tuple[Combination, Combination], ...] = (("mean", "best"), ("best", "mean"))
+    for combine, other in ways:
         cursor = shop.gallery.search_examples(examples, bundle_id=BUNDLE, combine=combine).cursor
         for changed, how in (
             (examples, other),

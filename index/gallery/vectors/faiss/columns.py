@@ -173,8 +173,12 @@ class _Column:
         else:
             places = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
             codes = np.where(self.rows[places] == rows, self.codes[places], -1)
-        known = {code: self.value(code) for code in set(codes.tolist()) if code >= 0}
-        return [known.get(code) for code in codes.tolist()]
+        listed: list[int] = codes.tolist()
+        if len(codes) and codes.min() >= 0 and codes.max() < len(self.numbers):
+            numbers: list[float] = self.numbers[codes].tolist()
+            return [plain_number(number) for number in numbers]
+        known = {code: self.value(code) for code in set(listed) if code >= 0}
+        return [known.get(code) for code in listed]
 
     def facet(self, name: str, limit: int, rows: Mask | None, contains: str) -> Facet:
         codes = self.codes

@@ -105,7 +105,7 @@ def boost_share(boost: Boost, attributes: Mapping[str, Any], now: float) -> floa
     """Returns what a boost adds to the score of an item."""
     if boost.filter is not None:
         return boost.weight if Filter.parse(boost.filter).matches(attributes) else 0.0
-    value = attributes.get(boost.attribute)
+    value = attributes.get(str(boost.attribute))
     if boost.half_life_days is not None:
         if not isinstance(value, str):
             return boost.weight * boost.missing
@@ -114,4 +114,4 @@ def boost_share(boost: Boost, attributes: Mapping[str, Any], now: float) -> floa
     if not isinstance(value, int | float) or isinstance(value, bool):
         return boost.weight * boost.missing
     assert boost.from_ is not None and boost.to is not None
-    return boost.weight * float(np.interp(value, *zip(*sorted([(boost.from_, 0), (boost.to, 1)]), strict=True)))
+    return boost.weight * min(1.0, max(0.0, (value - boost.from_) / (boost.to - boost.from_)))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from index.errors import LookalikeError
 from index.gallery import Gallery, SearchResult, open_gallery
 from index.gallery.filters import Filter
-from index.gallery.types import Bounds, Hit, Item
+from index.gallery.types import Hit, Item
 from index.rankings import Ranking
 from tests.index.gallery.reference import BUNDLE, Shop, make_entries
 
@@ -65,7 +65,7 @@ def ids(hits: list[Hit]) -> list[str]:
     return [hit.item.id for hit in hits]
 
 
-def check_pages(shop: Shop, ranking: Ranking, size: int, bounds: Bounds) -> list[Hit]:
+def check_pages(shop: Shop, ranking: Ranking, size: int, bounds: dict[str, Any]) -> list[Hit]:
     """Asserts that the pages of a ranked search add up to the reference."""
     hits = [hit for page in pages(shop.gallery, shop.query, size, ranking=ranking, **bounds) for hit in page.hits[0]]
     expected = ReferenceRanking(shop.reference, shop.query[None], ranking, now=NOW.timestamp(), **bounds)
@@ -150,7 +150,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(document=rankings, order=orders, size=st.sampled_from([1, 9, 60]), bounds=searches)
 def test_the_pages_of_a_random_ranking_add_up_to_the_reference(
-    stored: Shop, document: dict[str, Any], order: dict[str, Any], size: int, bounds: Bounds
+    stored: Shop, document: dict[str, Any], order: dict[str, Any], size: int, bounds: dict[str, Any]
 ) -> None:
     check_pages(stored, Ranking.model_validate({**document, **order}), size, bounds)
 
