@@ -5,7 +5,7 @@ Imports neither NumPy nor an engine, so that the HTTP client can use the same ty
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Discriminator, FailFast, Field, Tag, model_validator
 
 from index._util.models import Frozen
 from index.items import MAX_ID_LENGTH, AttributeName
@@ -28,12 +28,24 @@ Combination = Literal["mean", "best"]
 Combine = Annotated[
     Combination, Field(description="how several examples are combined: their weighted mean, or the best of them")
 ]
+_MAX_KEYS = 32
 _ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class Boost(Frozen):
+class _Rules(Frozen):
+    """A part of a ranking. Unknown keys are reported one by one; too many are refused before that is expensive."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_key_count(cls, document: Any) -> Any:
+        if isinstance(document, dict) and len(document) > _MAX_KEYS:
+            raise ValueError(f"{len(document):,} keys were sent; the limit is {_MAX_KEYS}")
+        return document
+
+
+class Boost(_Rules):
     """Adds up to `weight` to the score of an item: by a filter, a number, or a date."""
 
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
@@ -62,28 +74,30 @@ class Boost(Frozen):
         return self
 
 
-class Hidden(Frozen):
+class Hidden(_Rules):
     """Items that are never returned."""
 
-    ids: list[_ItemId] = Field(default=[], max_length=MAX_HIDDEN)
+    ids: Annotated[list[_ItemId], FailFast()] = Field(
+        default=[], max_length=MAX_HIDDEN, description="ids of items to hide"
+    )
     filter: dict[str, Any] = Field(default={}, description="hides the items that match it, if it has conditions")
 
 
-class SortBy(Frozen):
+class SortBy(_Rules):
     """Puts items into the order of an attribute: numbers, then texts, then booleans; those without it come last."""
 
     attribute: AttributeName
-    order: Literal["ascending", "descending"] = "ascending"
+    order: Literal["ascending", "descending"] = Field(default="ascending", description="which values come first")
 
 
-class Ranking(Frozen):
+class Ranking(_Rules):
     """Rules for the order of the items that a search finds.
 
     They are applied in this order: hide, pin, group_by, boosts, then sort_by or diversity.
     """
 
-    hide: Hidden = Field(default=Hidden(), description="items that are never returned")
-    pin: list[_ItemId] = Field(
+    hide: Hidden = Field(default_factory=Hidden, description="items that are never returned")
+    pin: Annotated[list[_ItemId], FailFast()] = Field(
         default=[], max_length=MAX_PINS, description="ids of items to return first, in this order, if they match"
     )
     group_by: AttributeName | None = Field(
@@ -112,6 +126,19 @@ class Ranking(Frozen):
             if len(set(ids)) < len(ids):
                 raise ValueError(f"{name} has an id twice")
         return self
+
+
+RankingName = Annotated[str, Field(pattern=RANKING_NAME)]
+NAME_TAG, RULES_TAG = "ranking name", "ranking rules"
+RankingChoice = Annotated[
+    Annotated[RankingName, Tag(NAME_TAG)] | Annotated[Ranking, Tag(RULES_TAG)],
+    Discriminator(
+        lambda value: NAME_TAG if isinstance(value, str) else RULES_TAG if isinstance(value, dict | Ranking) else None,
+        custom_error_type="ranking_type",
+        custom_error_message="must be the name of a stored ranking, or an object with rules",
+    ),
+]
+"""Rules, or the name under which the gallery holds them."""
 
 
 class StoredRanking(Frozen):

@@ -65,6 +65,14 @@ PHOTO = {"type": "string", "format": "binary"}
 _BASE64 = "/9j/4AAQSkZJRg..."
 _BY_ADDRESS = {"image_url": "https://cdn.shop.example/mug-01.jpg"}
 _MUGS = {"category": "mug", "price": {"lt": 20}}
+_RANKING = {
+    "group_by": "product",
+    "boosts": [
+        {"filter": {"in_stock": True}, "weight": 0.1},
+        {"attribute": "margin", "from": 0, "to": 0.5, "weight": 0.05},
+    ],
+    "diversity": 0.2,
+}
 _MATCH = {
     "id": "mug-03",
     "title": "Black zigzag mug 'Aster'",
@@ -76,6 +84,7 @@ _MATCH = {
         "url": "/media/dced8adde8f3b15dc5b7291858618ed87f594d8062e5d337cd8641d12b40e4c1.jpg",
     },
     "vector": None,
+    "explanation": None,
 }
 SEARCH_ANSWER = {
     "items": [_MATCH],
@@ -84,6 +93,7 @@ SEARCH_ANSWER = {
     "revision": 9,
     "milliseconds": {"decode": 0.99, "wait": 0.01, "embed": 2.24, "search": 0.3},
     "stale_seconds": 0.0,
+    "window": None,
     "hints": [],
 }
 """The answer in docs/search.md."""
@@ -250,14 +260,17 @@ def _options() -> dict[str, Json]:
         "exclude": {"type": "array", "items": text, "description": parts["exclude"]["description"]},
         "cursor": {**text, "description": parts["cursor"]["description"]},
         "include": {**text, "description": "attributes (the default), vectors, or both separated by a comma"},
+        "combine": {**text, "enum": ["mean", "best"], "description": parts["combine"]["description"]},
+        "ranking": {**text, "description": parts["ranking"]["description"] + "; rules as JSON"},
+        "explain": {"type": "boolean", "description": parts["explain"]["description"]},
     }
 
 
 def _search_form() -> Json:
     """Returns the form of a search: the photo as a file, and the options as fields."""
     options = _options()
-    options["exclude"]["maxItems"] = 10  # a form has 16 fields at most, and there are six other options
-    photo = {**PHOTO, "description": "the photo, as a file"}
+    options["exclude"]["maxItems"] = 10  # a form has 20 fields at most, and there are nine other options
+    photo = {**PHOTO, "description": "the photo, as a file; repeat it to combine several"}
     properties = {"image": photo, **options}
     return {"title": "SearchForm", "type": "object", "required": ["image"], "properties": properties}
 
@@ -270,6 +283,9 @@ _FORM_FIELDS = {
     "box": "0.1,0.1,0.9,0.9",
     "exclude": ["mug-02", "mug-07"],
     "include": "attributes,vectors",
+    "combine": "best",
+    "ranking": json.dumps(_RANKING),
+    "explain": True,
 }
 _ITEM_FORM: Json = {
     "title": "ItemForm",
@@ -296,6 +312,10 @@ SEARCH_BODY: Json = {
                     "similar items": {"item_id": "mug-01", "limit": 5, "filter": _MUGS},
                     "a part of a photo": {"image": _BASE64, "box": [0.1, 0.1, 0.9, 0.9]},
                     "a photo by its address": _BY_ADDRESS,
+                    "like these, unlike that": {
+                        "examples": [{"item_id": "mug-01"}, {"image": _BASE64}, {"item_id": "mug-02", "weight": -0.5}]
+                    },
+                    "one per product, varied": {"item_id": "mug-01", "ranking": _RANKING, "explain": True},
                 },
             ),
             "multipart/form-data": _content(

@@ -33,6 +33,7 @@ from index.gallery.errors import (
     VersionConflict,
 )
 from index.gallery.filters import FilterError
+from index.rankings import NAME_TAG, RULES_TAG
 from service.admission import Overloaded
 from service.inference import NotReady
 from service.schemas.problem import Problem
@@ -41,6 +42,8 @@ from service.url_fetcher import FetchError
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+_UNION_TAGS = (NAME_TAG, RULES_TAG)
+"""Parts of an error's place that name what was validated, not where it is."""
 _MAX_REPORTED = 10
 """Mistakes of one request that are listed."""
 
@@ -339,6 +342,8 @@ def invalid_request(
     mistakes: Sequence[Mapping[str, Any]], known: type[BaseModel] | Collection[str] = ()
 ) -> ProblemError:
     """Returns the problem of a request with these mistakes, as pydantic reports them, and the names that it may use."""
+    places = [tuple(part for part in mistake["loc"] if part not in _UNION_TAGS) for mistake in mistakes]
+    mistakes = [{**mistake, "loc": place} for mistake, place in zip(mistakes, places, strict=True)]
     lines = [f"{clause}." for clause in explain_errors(mistakes[:_MAX_REPORTED], known)]
     if len(mistakes) > _MAX_REPORTED:
         lines.append(f"And {len(mistakes) - _MAX_REPORTED:,} more.")

@@ -16,12 +16,15 @@ from pydantic import ValidationError
 
 from service.client.calls import (
     Call,
+    ExamplesSearch,
     ItemChanges,
+    ItemExample,
     ItemSearch,
     ItemValues,
     JobOptions,
     Pages,
     Photo,
+    PhotoExample,
     PhotoSearch,
     SearchOptions,
     item_path,
@@ -106,14 +109,21 @@ class Operations(Generic[Http]):
         return _search({"item_id": item_id, **options})
 
     @operation
-    def search_batch(self, searches: Iterable[PhotoSearch | ItemSearch]) -> Call[list[SearchAnswer]]:
+    def search_examples(
+        self, examples: Sequence[PhotoExample | ItemExample], **options: Unpack[SearchOptions]
+    ) -> Call[SearchAnswer]:
+        """Returns the items that are most like several photos and items, and unlike those of negative weight."""
+        return _search({"examples": examples, **options})
+
+    @operation
+    def search_batch(self, searches: Iterable[PhotoSearch | ItemSearch | ExamplesSearch]) -> Call[list[SearchAnswer]]:
         """Runs several searches and returns their results in order; raises the error of the first that fails."""
         body = {"searches": [search_fields(search) for search in searches]}
         return Call("POST", "/v1/search/batch", lambda response: parse_as(BatchAnswer)(response).answers, body=body)
 
     @operation
     def search_all(self, photo: Photo, **options: Unpack[SearchOptions]) -> Pages[Match]:
-        """Iterates over all items by descending similarity; requests pages of `limit` items as needed."""
+        """Iterates over all items, by descending similarity or as ranked; requests pages of `limit` items as needed."""
         first: PhotoSearch = {"photo": photo, **options}
         return Pages(lambda cursor: _search({**first, "cursor": cursor} if cursor else first))
 
@@ -359,7 +369,7 @@ class AsyncClient(Operations[httpx.AsyncClient]):
                 yield item
 
 
-def _search(search: PhotoSearch | ItemSearch) -> Call[SearchAnswer]:
+def _search(search: PhotoSearch | ItemSearch | ExamplesSearch) -> Call[SearchAnswer]:
     return Call("POST", "/v1/search", parse_as(SearchAnswer), body=search_fields(search))
 
 

@@ -422,7 +422,17 @@ def test_operations_have_signatures_and_docstrings(kind: type[Client] | type[Asy
     operations = dict(inspect.getmembers(kind("http://localhost"), callable))
     public = {name: value for name, value in operations.items() if not name.startswith("_")}
     assert public.keys() == {
-        *("search", "search_item", "search_batch", "search_all", "status", "facets", "scan", "close"),
+        *(
+            "search",
+            "search_item",
+            "search_examples",
+            "search_batch",
+            "search_all",
+            "status",
+            "facets",
+            "scan",
+            "close",
+        ),
         *("get_item", "put_item", "patch_item", "delete_item", "put_image", "delete_image"),
         *("start_job", "jobs", "job", "cancel_job", "follow_job"),
     }

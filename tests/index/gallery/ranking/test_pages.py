@@ -186,7 +186,7 @@ def test_an_explanation_names_what_decided(variants: Shop) -> None:
     assert explain({})[0][0] == "similarity"
     assert explain({"boosts": BOOSTS})[0][0] == "score"
     first, second, _ = explain({"diversity": 0.5})
-    assert first[0] == "score" and second[0] == "diversity" and "item-" in second[1]
+    assert first[0] == "score" and second[0] == "diversity" and "likeness" in second[1]
     assert explain({"sort_by": {"attribute": "stock", "order": "descending"}})[0] == (
         "sort",
         "The items are sorted by 'stock', descending; it has 9.",
