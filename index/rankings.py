@@ -20,6 +20,10 @@ MAX_TOTAL_WEIGHT = 1.0
 MAX_HALF_LIFE_DAYS = 36_500
 MAX_EXAMPLES = 16
 """Photos and items that one search combines."""
+MAX_RANKINGS = 1000
+"""Rankings that a gallery holds."""
+MAX_VERSIONS = 100
+"""Versions of a ranking that are kept, the newest ones."""
 RANKING_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
 Reason = Literal["pinned", "similarity", "score", "diversity", "sort"]

@@ -1,6 +1,7 @@
 """The gallery: one class over an item store and a vector index."""
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -28,6 +29,7 @@ from index.gallery.filters import Filter
 from index.gallery.hints import find_mismatches
 from index.gallery.jobs import Job, JobHistory, needed_bundles
 from index.gallery.maintenance import Maintainer, RepeatedTask
+from index.gallery.ranking.rules import Rules
 from index.gallery.searches import Searches, check_vectors
 from index.gallery.settings import GallerySettings
 from index.gallery.store.base import ItemStore
@@ -48,7 +50,7 @@ from index.gallery.types import (
 )
 from index.gallery.vectors.base import VectorIndex
 from index.gallery.views import Views, find_bundle, no_vectors
-from index.rankings import Combination
+from index.rankings import RANKING_NAME, Combination, Ranking, StoredRanking
 
 log = logging.getLogger(__name__)
 
@@ -312,6 +314,34 @@ class Gallery:
             vector = np.ones((1, view.bundle.dimension), np.float32)
             for hit in self._searches.run(view, [vector], top=1).hits[0]:
                 assert hit.item.id
+
+    # Rankings
+
+    def rankings(self) -> list[StoredRanking]:
+        """Returns the newest version of each stored ranking, by name."""
+        return self._store.read.rankings()
+
+    def get_ranking(self, name: str, *, version: int | None = None) -> StoredRanking | None:
+        """Returns a version of a stored ranking, by default the newest."""
+        return self._store.read.ranking(name, version)
+
+    def ranking_versions(self, name: str) -> list[StoredRanking]:
+        """Returns the versions of a stored ranking that are kept, the newest first."""
+        return self._store.read.ranking_versions(name)
+
+    def put_ranking(self, name: str, ranking: Ranking, *, expected: Versions | None = None) -> StoredRanking:
+        """Stores a new version of a ranking, unless the newest one is equal; from then on searches use it."""
+        if not re.fullmatch(RANKING_NAME, name):
+            raise SearchError(
+                f"{name[:80]!r} is not a valid name of a ranking.",
+                "Use up to 100 letters, digits, dots, dashes and underscores, beginning with a letter or digit.",
+            )
+        Rules(ranking)  # refuses invalid filters
+        return self._store.put_ranking(name, ranking, expected=expected or {})
+
+    def delete_ranking(self, name: str, *, expected: Versions | None = None) -> bool:
+        """Removes a stored ranking with all its versions; returns whether there was one."""
+        return self._store.delete_ranking(name, expected=expected or {})
 
     # Files
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.gallery.cursors import PageStart, decode_cursor, encode_cursor, hash_query
-from index.gallery.errors import IndexDamaged, ItemMissing, SearchError
+from index.gallery.errors import IndexDamaged, ItemMissing, RankingMissing, SearchError
 from index.gallery.examples import Example, WeightedVectors
 from index.gallery.filters import Filter
 from index.gallery.ranking.pages import search_ranked
@@ -21,7 +21,7 @@ from index.gallery.types import Bounds, Hit, SearchResult
 from index.gallery.vectors.view import View
 from index.gallery.views import Views
 from index.items import MAX_TOP
-from index.rankings import Ranking, Window
+from index.rankings import MAX_RANKINGS, Ranking, StoredRanking, Window
 
 _PLAIN = Ranking()
 
@@ -50,6 +50,8 @@ class Searches:
     def __init__(self, store: ItemStore, views: Views) -> None:
         self._store = store
         self._views = views
+        self._rankings: dict[str, tuple[int, StoredRanking]] = {}
+        """By name: stored rankings, each with the revision at which it was read."""
 
     def load_example(self, view: View, example: Example) -> WeightedVectors:
         """Returns the vectors of an example: one of a photo, or those of an item's images."""
@@ -80,7 +82,7 @@ class Searches:
             raise SearchError(f"top is {top}.", f"Ask for 1 to {MAX_TOP} items, and for more by cursor.")
         if min_score is not None and not isfinite(min_score):
             raise SearchError(f"min_score is {min_score}.", "Pass a number from -1 to 1, or none.")
-        ranking, explain = self._ranking(bounds.get("ranking")), bounds.get("explain", False)
+        ranking, explain = self._ranking(bounds.get("ranking"), view.revision), bounds.get("explain", False)
         query_hash = partial(_hash, groups, filter, min_score, exclude, ranking, negatives)
         cursor = bounds.get("cursor")
         start = decode_cursor(cursor, query_hash()) if cursor else None
@@ -106,10 +108,22 @@ class Searches:
             windows=found.windows,
         )
 
-    def _ranking(self, ranking: Ranking | str | None) -> Ranking | None:
-        if isinstance(ranking, str):
-            raise SearchError(f"The gallery has no ranking {ranking!r}.", "Store it first.")
-        return ranking
+    def _ranking(self, ranking: Ranking | str | None, revision: int) -> Ranking | None:
+        """Returns a ranking, or the newest version of the stored one with this name.
+
+        What was read at a revision is kept until the next one, also while the server of the store is gone.
+        """
+        if not isinstance(ranking, str):
+            return ranking
+        read_at, stored = self._rankings.get(ranking, (-1, None))
+        if stored is None or read_at != revision:
+            stored = self._store.read.ranking(ranking)
+            if stored is None:
+                raise RankingMissing(ranking)
+            if len(self._rankings) >= MAX_RANKINGS:
+                self._rankings.clear()
+            self._rankings[ranking] = revision, stored
+        return stored.ranking
 
     def _keys(self, item_ids: Sequence[str]) -> frozenset[int]:
         return frozenset(self._store.read.item_keys(item_ids)) if item_ids else frozenset()
