@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
+from index.rankings import Ranking, StoredRanking
 from service.problems import (
     ACCESS_PROBLEMS,
     ANSWER_TOO_LARGE,
@@ -30,6 +31,7 @@ from service.problems import (
     MEDIA_TYPE,
     NOT_READY,
     OVERLOADED,
+    RANKING_MISSING,
     READ_ONLY,
     SEARCH_INVALID,
     STORAGE_FULL,
@@ -49,7 +51,7 @@ NOT_MODIFIED = {"description": "The copy with this ETag is current"}
 _PHOTO_PROBLEMS = (NOT_READY, URL_DISABLED, *IMAGE_PROBLEMS.values(), *FETCH_PROBLEMS.values())
 SEARCH_PROBLEMS = (
     MALFORMED, ANSWER_TOO_LARGE, *BODY_PROBLEMS, BODY_UNSUPPORTED, IMAGE_MISSING, INVALID, FILTER_INVALID,
-    SEARCH_INVALID, ITEM_MISSING, INDEX_UNAVAILABLE,
+    SEARCH_INVALID, ITEM_MISSING, RANKING_MISSING, INDEX_UNAVAILABLE,
     *ACCESS_PROBLEMS, *_PHOTO_PROBLEMS,
 )  # fmt: skip
 READ_PROBLEMS = (INVALID, OVERLOADED, *ACCESS_PROBLEMS)
@@ -58,6 +60,9 @@ DELETE_PROBLEMS = (CONFLICT, STORAGE_FULL, READ_ONLY, *READ_PROBLEMS)
 WRITE_PROBLEMS = (
     MALFORMED, *BODY_PROBLEMS, BODY_UNSUPPORTED, INVALID, LIMIT_EXCEEDED, CONFLICT, STORAGE_FULL, READ_ONLY,
     *ACCESS_PROBLEMS,
+)  # fmt: skip
+RANKING_PROBLEMS = (
+    *BODY_PROBLEMS, INVALID, FILTER_INVALID, LIMIT_EXCEEDED, CONFLICT, STORAGE_FULL, READ_ONLY, *ACCESS_PROBLEMS,
 )  # fmt: skip
 IMAGE_WRITE_PROBLEMS = (*WRITE_PROBLEMS, *_PHOTO_PROBLEMS)
 
@@ -73,6 +78,9 @@ _RANKING = {
     ],
     "diversity": 0.2,
 }
+RANKING_ANSWER = StoredRanking(
+    name="home", version=12, stored=1793523600.5, ranking=Ranking.model_validate(_RANKING)
+).model_dump(mode="json")
 _MATCH = {
     "id": "mug-03",
     "title": "Black zigzag mug 'Aster'",
@@ -176,7 +184,7 @@ class DescribedApp(FastAPI):
 
 def _schemas() -> Json:
     """Returns the schemas of errors and request bodies by name."""
-    shapes = (Problem, SearchBody, BatchBody, ItemBody, ItemPatch, PhotoBody, JobBody)
+    shapes = (Problem, SearchBody, BatchBody, ItemBody, ItemPatch, PhotoBody, JobBody, Ranking)
     _, described = models_json_schema(
         [(shape, "validation") for shape in shapes], ref_template="#/components/schemas/{model}"
     )
@@ -216,6 +224,12 @@ def item_response(description: str = "The item as it is stored") -> Json:
     """Returns an entry of a route's `responses` for an item with its ETag."""
     tag = {"ETag": {"description": "the item's version in quotes", "schema": {"type": "string"}}}
     return {**example_response(ITEM_ANSWER, description), "headers": tag}
+
+
+def ranking_response(description: str = "The ranking as it is stored") -> Json:
+    """Returns an entry of a route's `responses` for a ranking with its ETag."""
+    tag = {"ETag": {"description": "the version in quotes", "schema": {"type": "string"}}}
+    return {**example_response(RANKING_ANSWER, description), "headers": tag}
 
 
 def error_responses(*types: ProblemType) -> dict[int | str, Json]:
@@ -345,5 +359,6 @@ IMAGE_BODY = _body(
     }
 )
 JOB_BODY = _body({"application/json": _content("JobBody", {"nightly": {"source": "shop", "delete_missing": True}})})
+RANKING_BODY = _body({"application/json": _content("Ranking", {"one per product, varied": _RANKING})})
 _PATCH = _content("ItemPatch", {"a new price": {"attributes": {"price": 9.5, "discount": None}}})
 PATCH_BODY = _body({"application/merge-patch+json": _PATCH, "application/json": _PATCH})

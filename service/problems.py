@@ -24,6 +24,7 @@ from index.gallery.errors import (
     ItemMissing,
     JobMissing,
     LimitExceeded,
+    RankingMissing,
     SearchError,
     StorageFull,
     StoreBusy,
@@ -244,6 +245,9 @@ LIMIT_EXCEEDED = ProblemType(
     "Item 'mug-01' would have 257 images; the limit is 256.",
     "Remove some of its images first, or send fewer.",
 )
+RANKING_MISSING = ProblemType(
+    "ranking-missing", 404, "Ranking not found", "The gallery has no ranking 'home'.", "List them at /v1/rankings."
+)
 JOB_MISSING = ProblemType("job-missing", 404, "Job not found", "The gallery has no job 7.", "List jobs at /v1/jobs.")
 JOB_ENDED = ProblemType(
     "job-ended", 409, "Job has ended", "Job 7 is not running: it is done.", "Only a running job can be cancelled."
@@ -298,6 +302,7 @@ _BY_KIND = {
     FilterError.kind: FILTER_INVALID,
     SearchError.kind: SEARCH_INVALID,
     ItemMissing.kind: ITEM_MISSING,
+    RankingMissing.kind: RANKING_MISSING,
     VersionConflict.kind: CONFLICT,
     LimitExceeded.kind: LIMIT_EXCEEDED,
     JobMissing.kind: JOB_MISSING,

@@ -190,6 +190,11 @@ def item_path(item_id: str, image_id: str | None = None) -> str:
     return path if image_id is None else f"{path}/images/{_quote_id(image_id)}"
 
 
+def ranking_path(name: str) -> str:
+    """Returns the URL path of a stored ranking."""
+    return f"/v1/rankings/{_quote_id(name)}"
+
+
 def _quote_id(name: str) -> str:
     # Path segments "." and ".." would be resolved away.
     return name.replace(".", "%2E") if name in (".", "..") else quote(name, safe="")
