@@ -274,7 +274,7 @@ def _options() -> dict[str, Json]:
         "exclude": {"type": "array", "items": text, "description": parts["exclude"]["description"]},
         "cursor": {**text, "description": parts["cursor"]["description"]},
         "include": {**text, "description": "attributes (the default), vectors, or both separated by a comma"},
-        "combine": {**text, "enum": ["mean", "best"], "description": parts["combine"]["description"]},
+        "combine": {**text, "description": parts["combine"]["description"] + "; mean or best"},
         "ranking": {**text, "description": parts["ranking"]["description"] + "; rules as JSON"},
         "explain": {"type": "boolean", "description": parts["explain"]["description"]},
     }

@@ -121,13 +121,14 @@ class RankedWindow:
         order = np.array(self._by_score)
         vectors = self._table.vectors[order]
         scores = np.array(self._totals, np.float64)[order]  # whole numbers, which are exact
-        likeness, penalties = np.zeros(len(order), np.float64), np.zeros(len(order), np.float64)
-        for _ in range(len(order)):
-            place = int((scores - penalties).argmax())
-            yield Placed(int(order[place]), int(penalties[place]))
+        scaled = vectors * np.float32(diversity * SCORE_UNIT)
+        penalties, values = np.zeros(len(order), np.float32), scores.copy()
+        for _ in self._by_score:
+            place = int(values.argmax())
+            yield Placed(self._by_score[place], round(float(penalties[place])))
             scores[place] = -np.inf
-            np.maximum(likeness, vectors @ vectors[place], out=likeness)
-            np.rint(likeness * (diversity * SCORE_UNIT), out=penalties)
+            np.maximum(penalties, scaled @ vectors[place], out=penalties)
+            np.subtract(scores, penalties, out=values)
 
     def explain(self, placed: Placed) -> Explanation:
         """Returns why a candidate is where it is."""

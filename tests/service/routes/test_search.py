@@ -507,7 +507,7 @@ def test_a_ranking_orders_the_items_and_explains_why(client: httpx.Client) -> No
         assert told["similarity"] == item["score"]
         assert told["score"] == pytest.approx(told["similarity"] + sum(share["share"] for share in told["shares"]))
     assert by_json.json()["items"][0]["explanation"]["reason"] == "pinned"
-    assert by_json.json()["window"] == {"size": 50, "candidates": len(COLOURS) - 2, "exhausted": True}
+    assert by_json.json()["window"] == {"size": 48, "candidates": len(COLOURS) - 2, "exhausted": True}
 
 
 def test_the_pages_of_a_ranked_search_return_every_item_once(client: httpx.Client) -> None:

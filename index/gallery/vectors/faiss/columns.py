@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 from index.gallery.filters import AnyOf, Condition, Exists, Filter, Range, ValueType, plain_number
 from index.gallery.types import Attribute, Facet
 from index.gallery.vectors.faiss.arrays import Arrays, Texts, pack_texts
-from index.items import MAX_FACETS
+from index.items import MAX_FACETS, MAX_INTEGER
 
 Mask = NDArray[np.bool_]
 
 _ALIGNMENT = 8
+_RECENT_COLUMNS = 16
 _SPARSE_BELOW = 0.25
 """The share of rows below which a column stores the numbers of the rows that have the attribute.
 
@@ -175,8 +176,11 @@ class _Column:
             codes = np.where(self.rows[places] == rows, self.codes[places], -1)
         listed: list[int] = codes.tolist()
         if len(codes) and codes.min() >= 0 and codes.max() < len(self.numbers):
-            numbers: list[float] = self.numbers[codes].tolist()
-            return [plain_number(number) for number in numbers]
+            numbers = self.numbers[codes]
+            whole = numbers.astype(np.int64)
+            if (whole == numbers).all() and (np.abs(whole) <= MAX_INTEGER).all():
+                return list(whole.tolist())
+            return [plain_number(number) for number in numbers.tolist()]
         known = {code: self.value(code) for code in set(listed) if code >= 0}
         return [known.get(code) for code in listed]
 
@@ -214,6 +218,8 @@ class Columns:
         self._entries = arrays["column/entries"]
         self.names: Sequence[str] = Texts(arrays["column/names/offsets"], arrays["column/names/blob"])
         """The attributes that at least one row has, sorted."""
+        self._recent: dict[str, _Column] = {}
+        """Columns that rankings have read, of which there are few: opening one takes as long as a search."""
 
     def __len__(self) -> int:
         return self._count
@@ -239,10 +245,27 @@ class Columns:
             mask &= ~self.mask(negated)
         return mask
 
+    def group_size(self, name: str) -> float:
+        """Returns how many rows have the same value of an attribute on average; 1 if none has it."""
+        number = self._number(name)
+        if number is None:
+            return 1.0
+        entry = _Entry(*self._entries[number].tolist())
+        return entry.holders / max(1, entry.numbers + entry.texts)
+
     def values(self, name: str, rows: NDArray[np.integer[Any]]) -> list[Attribute | None]:
         """Returns the value of an attribute in each of some rows; None for those without it."""
-        number = self._number(name)
-        return [None] * len(rows) if number is None else self._column(number).values(rows)
+        column = self._recent.get(name)
+        if column is None:
+            number = self._number(name)
+            if number is None:
+                return [None] * len(rows)
+            column = self._column(number)
+            # A copy of the keys: other threads add to it concurrently.
+            for oldest in list(self._recent)[: 1 - _RECENT_COLUMNS]:
+                self._recent.pop(oldest, None)
+            self._recent[name] = column
+        return column.values(rows)
 
     def facets(
         self, limit: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""

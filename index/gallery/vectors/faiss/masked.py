@@ -48,6 +48,10 @@ class GenerationSegment(LocalSegment):
             values = [item.attributes.get(attribute) if item else old for item, old in zip(newer, values, strict=True)]
         return values
 
+    def group_size(self, attribute: str) -> float:
+        generation = self._generation
+        return generation.columns.group_size(attribute) * generation.images / max(1, len(generation.item_keys))
+
     def positions(self) -> Positions:
         return np.arange(self.count) if self._selection is None else np.flatnonzero(self._selection.mask)
 

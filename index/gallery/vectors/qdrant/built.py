@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from index.gallery.errors import IndexDamaged, SearchError
 from index.gallery.filters import Filter
 from index.gallery.types import Attribute, Facet, IndexStats, Item, StoredImage
-from index.gallery.vectors.base import Positions, Queries, Results
+from index.gallery.vectors.base import GROUP_SIZE, Positions, Queries, Results
 from index.gallery.vectors.faiss.masked import MaskedGeneration
 from index.gallery.vectors.faiss.searcher import EXACT, Searcher, exact_index
 from index.gallery.vectors.qdrant.collection import (
@@ -221,6 +221,9 @@ class QdrantSegment:
 
     def image(self, position: int) -> StoredImage:
         return self._record(position).parse()[1]
+
+    def group_size(self, attribute: str) -> float:
+        return GROUP_SIZE
 
     def values(self, attribute: str, positions: Positions) -> list[Attribute | None]:
         self.hold(positions)
