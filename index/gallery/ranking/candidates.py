@@ -61,13 +61,13 @@ class CandidateTable:
     @cached_property
     def vectors(self) -> NDArray[np.float32]:
         """Returns the vector of each candidate's best image."""
-        found: NDArray[np.float32] | None = None
-        for segment, rows, positions in self._parts:
-            vectors = segment.vectors(positions)
-            if found is None:
-                found = np.empty((len(self), vectors.shape[1]), np.float32)
+        read = [segment.vectors(positions).astype(np.float32) for segment, _, positions in self._parts]
+        if len(read) == 1:
+            return read[0]
+        found = np.empty((len(self), read[0].shape[1] if read else 0), np.float32)
+        for (_, rows, _), vectors in zip(self._parts, read, strict=True):
             found[rows] = vectors
-        return np.empty((0, 0), np.float32) if found is None else found
+        return found
 
 
 def filter_names(filter: Filter) -> list[str]:
