@@ -36,6 +36,8 @@ _MAX_GROUP = 16
 """Images per group that a search allows for at first; groups that lie together may have more."""
 _GROUPED_ITEMS = 4 * MAX_TOP
 """Items that a page of groups needs in their exact order, for engines that have to fetch them."""
+_LARGE_GROUP = 16
+"""Query vectors of one group beyond which each fetches fewer images at first: their results are put together."""
 _QUERY_CHUNK = 64
 """Query vectors of one group that are searched at a time, which bounds the memory for an item with many images."""
 
@@ -121,7 +123,11 @@ def find_candidates(view: View, groups: Sequence[NDArray[np.float32]], query: Qu
     elif view.has_several_images:
         fetch *= 2
     if len(groups) == 1 or any(len(group) > 1 for group in groups):
-        return [_search_group(group, query, _search_segments(segments, group, fetch, query), fetch) for group in groups]
+        answers = []
+        for group in groups:
+            first = math.ceil(fetch * _LARGE_GROUP / max(_LARGE_GROUP, len(group)))
+            answers.append(_search_group(group, query, _search_segments(segments, group, first, query), first))
+        return answers
     # Many single queries are searched in one call, which FAISS runs on all cores.
     vectors, filtered = np.concatenate(groups), query.filter is not None
     results = [(one, *one.search(vectors, min(fetch, one.count), filtered=filtered)) for one in segments]

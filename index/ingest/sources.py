@@ -142,7 +142,8 @@ class Source:
             raise rows_error(summary)
         if not summary.images:
             raise LookalikeError(
-                f"{self.name} has no images.", "Give tables with rows, or a folder with one folder per item."
+                f"{self.name} has no images of items.",
+                "Give tables with rows, or a folder with one folder per item, as in photos/mug-01/front.jpg.",
             )
         if missing := sorted((self._attributes or frozenset()) - names):
             raise LookalikeError(

@@ -32,9 +32,9 @@ class BundleStatus(BaseModel):
 
     id: str
     backbone: str
-    loss: str
+    loss: str | None = Field(description="null if the backbone is used as it was pretrained")
     dimension: int
-    data: str
+    data: str | None = Field(description="what it was trained on, such as `table catalogue.csv`")
     metrics: Metrics = Field(description="such as recall@1, as a fraction of 1")
     untrained_metrics: Metrics = Field(description="the same metrics before training")
 

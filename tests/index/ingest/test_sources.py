@@ -308,6 +308,12 @@ def test_a_long_table_is_read_in_constant_memory(tmp_path: Path) -> None:
     assert peak(5_000) < 2 * peak(200) + 100_000
 
 
+def test_photos_without_a_folder_of_their_item_are_explained(tmp_path: Path) -> None:
+    (tmp_path / "mug.jpg").write_bytes(PHOTO)
+    with pytest.raises(LookalikeError, match=r"no images of items.*one folder per item, as in photos/mug-01/front.jpg"):
+        Source([tmp_path]).check()
+
+
 def test_a_folder_with_one_folder_per_item_is_a_source(tmp_path: Path) -> None:
     images = list(Source([write_tiny_folder(tmp_path / "photos", views=2)]))
     assert len(images) == 16 and images[0].item.id == "blue" and images[0].image_id == "0.jpg"

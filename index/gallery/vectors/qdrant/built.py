@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from index.gallery.errors import IndexDamaged, SearchError
 from index.gallery.filters import Filter
 from index.gallery.types import Attribute, Facet, IndexStats, Item, StoredImage
-from index.gallery.vectors.base import GROUP_SIZE, Positions, Queries, Results
+from index.gallery.vectors.base import GROUP_SIZE, LocalSegment, Positions, Queries, Results
 from index.gallery.vectors.faiss.masked import MaskedGeneration
 from index.gallery.vectors.faiss.searcher import EXACT, Searcher, exact_index
 from index.gallery.vectors.qdrant.collection import (
@@ -35,6 +36,11 @@ _MAX_WHOLE = 32
 """Points that a search returns with their vectors; of more, only those are fetched that may be among the first."""
 _MAX_NEAR = 256
 """Points with nearly equal scores among which a search looks for the best."""
+_MAX_SCANS = 8
+"""Query vectors for which a deep page lets Qdrant compare all vectors, and reads all scores of each. For more, it reads
+the vectors instead, once."""
+_BLOCK = 1024
+"""Points that are read at a time to be filtered: those that match only Qdrant's wider filter may be many."""
 _WIDEN_FACTOR = 4
 _Ranked = list[tuple[int, float]]
 """Points with their exact scores, best first."""
@@ -172,6 +178,12 @@ class QdrantSegment:
             elif limit < count + _RANK_ALLOWANCE:
                 limit = count + _RANK_ALLOWANCE
             else:  # of the first points some may match only Qdrant's wider filter: then all are compared
+                bound = self._index.settings.exhaustive_up_to
+                if pending and self._filter and limit > bound + len(self._index.gone):
+                    raise SearchError(
+                        f"The filter has to be compared with more than {bound:,} images.",
+                        "Add a condition: texts with the same beginning are compared one by one.",
+                    )
                 limit = wanted = _WIDEN_FACTOR * limit
             effort = self._effort(limit) if effort else 0
 
@@ -185,13 +197,14 @@ class QdrantSegment:
 
     def _fetch(self, keys: Iterable[int], contents: dict[int, Content]) -> dict[int, bytes]:
         """Returns vectors, and keeps the records; leaves out what matches only Qdrant's wider filter."""
+        found: dict[int, bytes] = {}
         missing = [key for key in keys if key not in contents]
-        if missing:
-            contents.update(self._index.collection.contents(missing, self._index.settings.timeout))
-        wanted, found = self._filter, {}
-        for key in keys:
-            if key in contents and (wanted is None or wanted.matches(contents[key][0].attributes)):
-                self._records[key], found[key] = contents[key]
+        known = [{key: contents[key] for key in keys if key in contents}]
+        read = (self._index.collection.contents(block, self._index.settings.timeout) for block in _blocks(missing))
+        for part in chain(known, read):
+            for key, (record, vector) in part.items():
+                if self._filter is None or self._filter.matches(record.attributes):
+                    self._records[key], found[key] = record, vector
         return found
 
     def _rank(self, query: NDArray[np.float32], keys: list[int], vectors: Mapping[int, bytes]) -> _Ranked:
@@ -252,6 +265,11 @@ class QdrantSegment:
     def scores(self, queries: Queries, best: float, count: int) -> tuple[Positions, NDArray[np.float64]]:
         index = self._index
         bound = index.settings.exhaustive_up_to
+        too_many = SearchError(f"This search has more than {bound:,} images to page through.", "Narrow it by a filter.")
+        if len(queries) > _MAX_SCANS:
+            if index.collection.count(self._condition) > bound:
+                raise too_many
+            return LocalSegment.scores(self, queries, best, count)
         limit = min(bound + 1, index.state.images + len(index.gone) + 1)
         rough: dict[int, float] = {}
         for query in queries:
@@ -259,22 +277,26 @@ class QdrantSegment:
                 query[None], limit, filter=self._condition, owners=True, timeout=index.settings.write_timeout
             )  # fmt: skip
             if len(points) > bound:
-                raise SearchError(
-                    f"This search has more than {bound:,} images to page through.", "Narrow it by a filter."
-                )
+                raise too_many
             for key, score, item in points:
                 if key not in index.gone:
                     rough[key] = max(score, rough.get(key, -np.inf))
                     self._owners[key] = item
         if self._filter:
-            records = index.collection.records(list(rough))
-            rough = {key: rough[key] for key in rough if self._filter.matches(records[key].attributes)}
+            rough = {key: rough[key] for key, _ in self._matching(list(rough))}
         keys = np.array(sorted(rough, key=lambda key: -rough[key]), np.int64)
         scores = np.array([rough[key] for key in keys.tolist()], np.float64)
         near = self._near(keys, scores, best, count)
         vectors = self.vectors(keys[near]).astype(np.float64)
         scores[near] = (vectors @ queries.T.astype(np.float64)).max(axis=1, initial=-np.inf)
         return keys, scores
+
+    def _matching(self, keys: Sequence[int]) -> Iterator[tuple[int, Record]]:
+        """Yields those points that match the filter, and not only Qdrant's wider one."""
+        for block in _blocks(keys):
+            for key, record in self._index.collection.records(block).items():
+                if self._filter is None or self._filter.matches(record.attributes):
+                    yield key, record
 
     def _near(self, keys: Positions, scores: NDArray[np.float64], best: float, count: int) -> slice:
         """Returns the images that may be among those of the first `count` items from a score on, whatever the error."""
@@ -294,8 +316,7 @@ class QdrantSegment:
             key: item for key, item in self._index.collection.items(self._condition) if key not in self._index.gone
         }
         if self._filter is not None:
-            records = self._index.collection.records(list(owners))
-            owners = {key: record.item for key, record in records.items() if self._filter.matches(record.attributes)}
+            owners = {key: record.item for key, record in self._matching(list(owners))}
         self._owners = owners
         return np.sort(np.fromiter(owners, np.int64, len(owners)))
 
@@ -310,6 +331,11 @@ class QdrantSegment:
         """Returns vectors in half precision, as they are stored."""
         numbers = np.frombuffer(b"".join(vectors), "<f4")
         return numbers.reshape(-1, self._index.state.dimension).astype(np.float16)
+
+
+def _blocks(keys: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(keys), _BLOCK):
+        yield keys[start : start + _BLOCK]
 
 
 def _is_final(ranked: _Ranked, points: Neighbours, count: int) -> bool:
