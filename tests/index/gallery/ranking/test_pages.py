@@ -1,5 +1,6 @@
 """Ranked searches and their pages, compared with a reference on every engine."""
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from index.gallery import Gallery, SearchResult, open_gallery
 from index.gallery.filters import Filter
 from index.gallery.types import Hit, Item
 from index.rankings import Ranking
-from tests.index.gallery.reference import BUNDLE, Shop, make_entries
+from tests.index.gallery.reference import BUNDLE, Shop, make_entries, photo
 
 from .conftest import NOW, fill_shop
 from .reference import ReferenceRanking
@@ -319,3 +320,26 @@ def test_an_invalid_filter_of_a_rule_is_named(variants: Shop) -> None:
 def test_a_new_gallery_has_nothing_to_rank(tmp_path: Path) -> None:
     with open_gallery(tmp_path / "gallery", create=True) as gallery:
         assert gallery.search(np.ones((1, 3), np.float32), bundle_id=BUNDLE, ranking=Ranking(diversity=1)).hits == [[]]
+
+
+def test_the_largest_window_takes_a_few_megabytes(gallery: Gallery) -> None:
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(600, 512)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    entries = [
+        (Item(id=str(number), attributes={"price": number}), [photo("one", vector)])
+        for number, vector in enumerate(vectors)
+    ]
+    gallery.upsert(entries, BUNDLE)
+    gallery.activate(BUNDLE)
+    ranking = Ranking.model_validate({"diversity": 0.5, "window": 500, "boosts": BOOSTS})
+    gallery.search(vectors[:1], bundle_id=BUNDLE, top=500, ranking=ranking)
+    tracemalloc.start()
+    try:
+        found = gallery.search(vectors[:1], bundle_id=BUNDLE, top=500, ranking=ranking, explain=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(found.hits[0]) == 500
+    if gallery.address != "memory":
+        assert peak < 6 * 2**20
