@@ -1,6 +1,7 @@
 """What rules read of the candidates of a window: attributes and vectors, each in one read per segment."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import cached_property
 
 import numpy as np
@@ -72,5 +73,6 @@ class CandidateTable:
 
 def filter_names(filter: Filter) -> list[str]:
     """Returns the attributes that decide whether an item matches a filter."""
-    inner = (name for negated in filter.negated for name in filter_names(negated))
+    parts = (part for field in fields(filter) for part in getattr(filter, field.name))
+    inner = (name for part in parts if isinstance(part, Filter) for name in filter_names(part))
     return [*dict.fromkeys((*(name for name, _ in filter.conditions), *inner))]
