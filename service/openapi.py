@@ -142,6 +142,7 @@ STATUS = {
             "pending": 0,
             "kind": "exact",
             "recall": 1.0,
+            "device": "cpu",
         },
     },
     "bundle": {

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from index.embedding.bundle import Bundle
-from index.embedding.embedder import Embedder, Pixels
+from index.embedding.embedder import Embedder
+from index.embedding.gpu_sessions import Pixels
 from index.embedding.images import decode, load_pixels
 from index.errors import LookalikeError
 from index.gallery import Gallery, open_gallery

@@ -136,4 +136,5 @@ class MaskedGeneration:
             target=plan.target,
             effort=plan.effort,
             bytes=self.bytes,
+            device=(gpu.device if (gpu := self.generation.searcher.gpu) else None) or "cpu",
         )
