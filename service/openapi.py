@@ -114,7 +114,8 @@ SIMILAR_ITEM_ANSWER = {
 _ITEM = {
     "title": "A red mug",
     "url": "https://shop.example/mug-01",
-    "attributes": {"category": "mug", "price": 12.5, "dishwasher": True},
+    "attributes": {"category": "mug", "price": 12.5, "dishwasher": True, "tags": ["new", "gift"]},
+    "expires_at": "2099-12-31T23:00:00Z",
 }
 ITEM_ANSWER = {
     "id": "mug-01",

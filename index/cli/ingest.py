@@ -48,6 +48,7 @@ def reindex(
     bundle: Annotated[str | None, _option("bundle")] = None,
     columns: Annotated[list[str] | None, _option("columns", "--column", metavar="NAME=COLUMN")] = None,
     attributes: Annotated[str | None, _option("attributes")] = None,
+    lists: Annotated[list[str] | None, _option("lists", "--list", metavar="NAME=SEPARATOR")] = None,
     images: Annotated[str | None, _option("images")] = None,
     allow_folder: Annotated[list[str] | None, _option("allow_folder", metavar="FOLDER")] = None,
     allow_address: Annotated[list[str] | None, _option("allow_address", metavar="HOST")] = None,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from index.gallery.filters import plain_number, value_type
 from index.gallery.vectors.base import Positions, Segment
-from index.items import Attribute
+from index.items import Attribute, Value
 
 _GROUP_BIT = 1 << 62
 """Distinguishes keys of groups from those of items, which are far smaller."""
@@ -32,11 +32,11 @@ def group_key(value: Attribute) -> int:
 
 
 @lru_cache(1 << 14, typed=True)  # True == 1
-def _hash_value(value: Attribute) -> int:
+def _hash_value(value: Value) -> int:
     return _hash_values((value,))
 
 
-def _hash_values(values: tuple[Attribute, ...]) -> int:
+def _hash_values(values: tuple[Value, ...]) -> int:
     kinds = map(value_type, values)
     typed = [
         (kind, plain_number(cast(float, one)) if kind == "number" else one)

@@ -71,6 +71,8 @@ class Query(NamedTuple):
     """Keys of owners to leave out, because other items stand for them."""
     max_seen: int = MAX_TOP
     """Owners that a cursor may name."""
+    expired: int | None = None
+    """The instant of `View.segments` from which items are hidden; None if nothing has expired."""
 
     @property
     def skipped(self) -> frozenset[int]:
@@ -112,7 +114,7 @@ def search_view(view: View, groups: Sequence[NDArray[np.float32]], query: Query)
 
 def find_candidates(view: View, groups: Sequence[NDArray[np.float32]], query: Query) -> list[Candidates]:
     """Returns the best owners for each group of query vectors; an image counts by its nearest vector."""
-    segments, start = [segment.session() for segment in view.segments(query.filter)], query.start
+    segments, start = [segment.session() for segment in view.segments(query.filter, query.expired)], query.start
     if start and (start.after or len(start.seen) + query.top > query.max_seen):
         return [_search_exhaustively(segments, group, query) for group in groups]
     # One more than wanted shows whether another page follows.

@@ -7,20 +7,29 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from typing_extensions import TypeAliasType
 
 from index._util.addresses import AllowedAddresses
 from index._util.models import Frozen
 
 
 def _parse_columns(value: Any) -> Any:
-    """Returns a list of NAME=COLUMN, as the command line takes it, as a mapping."""
+    return _parse_pairs(value, "NAME=COLUMN, such as item_id=sku")
+
+
+def _parse_lists(value: Any) -> Any:
+    return _parse_pairs(value, "NAME=SEPARATOR, such as 'sizes=|'")
+
+
+def _parse_pairs(value: Any, form: str) -> Any:
+    """Returns a list of NAME=VALUE, as the command line takes it, as a mapping."""
     if not isinstance(value, list):
         return value
     pairs = [str(text).partition("=") for text in value]
-    for text, (name, equals, column) in zip(value, pairs, strict=True):
-        if not (name and equals and column):
-            raise ValueError(f"{text!r} is not of the form NAME=COLUMN, such as item_id=sku")
-    return {name: column for name, _, column in pairs}
+    for text, (name, equals, own) in zip(value, pairs, strict=True):
+        if not (name and equals and own):
+            raise ValueError(f"{text!r} is not of the form {form}")
+    return {name: own for name, _, own in pairs}
 
 
 def _split_names(value: Any) -> Any:
@@ -33,6 +42,8 @@ def _check_addresses(texts: list[str]) -> list[str]:
     return texts
 
 
+ListSeparators = TypeAliasType("ListSeparators", dict[str, Annotated[str, Field(min_length=1)]])
+"""Attributes, and what separates the values of each."""
 AddressList = Annotated[list[str], AfterValidator(_check_addresses)]
 """Host names, IP addresses and networks."""
 
@@ -49,6 +60,9 @@ class CommonOptions(Frozen):
         le=1,
         description="Fail if more than this share of the gallery's images would be deleted, or lacks a vector of a new "
         "bundle.",
+    )
+    lists: Annotated[ListSeparators, BeforeValidator(_parse_lists)] = Field(
+        default={}, description="Separator of an attribute's values, where a text lists several: sizes=|."
     )
     max_rejects: float = Field(
         default=1.0, ge=0, le=1, description="Fail if more than this share of the source's images and rows is rejected."

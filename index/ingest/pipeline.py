@@ -149,6 +149,7 @@ def _open_source(options: ReindexOptions, allowed: AllowedPlaces) -> Source:
         options.source,
         columns=options.columns,
         attributes=options.attributes,
+        lists=options.lists,
         images=options.images,
         allowed=allowed,
     )

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from index._util.validation import explain_errors
+from index._util.validation import explain_errors, format_value
 from index.embedding.images import DEFAULT_LIMITS, ImageLimits
 from index.errors import LookalikeError
 from index.ingest.attribute_types import AttributeTypes
@@ -23,11 +23,11 @@ from index.ingest.places import (
 )
 from index.ingest.plugins import PLUGIN_TABLE, find_plugin
 from index.ingest.remote_files import FileReader
-from index.ingest.tables import Row, open_table, parse_cell, to_attribute
-from index.items import MAX_ID_LENGTH, Item
+from index.ingest.tables import Row, open_table, parse_cell, parse_value, split_cell, to_attribute
+from index.items import EXPIRES_AT, MAX_ID_LENGTH, Item, check_expiry
 
 _REQUIRED = ("item_id", "image")
-_FIELDS = (*_REQUIRED, "image_id", "title", "url")
+_FIELDS = (*_REQUIRED, "image_id", "title", "url", EXPIRES_AT)
 _MAX_REPORTED = 10
 """Bad rows that one message lists."""
 _MAPPING = "map a column with another name, such as item_id=sku"
@@ -84,17 +84,22 @@ class Source:
         *,
         columns: Mapping[str, str] = {},
         attributes: Sequence[str] | None = None,
+        lists: Mapping[str, str] = {},
         images: str | None = None,
         fallback_images: str | None = None,
         allowed: AllowedPlaces = OWN_FOLDER,
     ) -> None:
-        """Image paths are relative to `images`; default: the folder of their table, then `fallback_images`."""
+        """`lists` maps attributes to the separator of their values.
+
+        Image paths are relative to `images`; default: the folder of their table, then `fallback_images`.
+        """
         if unknown := sorted(set(columns) - set(_FIELDS)):
             raise LookalikeError(f"There is no field {unknown[0]!r} to map a column to.", f"Use {', '.join(_FIELDS)}.")
         self._addresses = [str(address) for address in addresses]
         self._columns = {name: columns.get(name, name) for name in _FIELDS}
         self._mapped = set(columns)
         self._attributes = None if attributes is None else frozenset(attributes)
+        self._lists = lists
         self._images = images
         self._fallback_images = fallback_images
         self.allowed = allowed
@@ -145,11 +150,13 @@ class Source:
                 f"{self.name} has no images of items.",
                 "Give tables with rows, or a folder with one folder per item, as in photos/mug-01/front.jpg.",
             )
-        if missing := sorted((self._attributes or frozenset()) - names):
-            raise LookalikeError(
-                f"No row has an attribute {missing[0]!r}; there are {', '.join(sorted(names)) or 'none'}.",
-                "Correct the list of attributes to keep.",
-            )
+        for wanted, remedy in (
+            (self._attributes or frozenset(), "Correct the list of attributes to keep."),
+            (self._lists.keys(), "Correct the attributes whose values are separated."),
+        ):
+            if missing := sorted(wanted - names):
+                known = ", ".join(sorted(names)) or "none"
+                raise LookalikeError(f"No row has an attribute {missing[0]!r}; there are {known}.", remedy)
 
     def __iter__(self) -> Iterator[SourceImage]:
         return (row for row in self.rows() if isinstance(row, SourceImage))
@@ -215,18 +222,13 @@ class Source:
             has = ", ".join(name for name, value in row.values.items() if value is not None) or "nothing"
             raise ValueError(f"no value for {' and '.join(map(repr, missing))}, only for {has}")
         others = _attribute_columns(row.values, set(self._columns.values()))
-        kept = {
-            name: value
-            for name, value in others.items()
-            if value is not None and (self._attributes is None or name in self._attributes)
-        }
+        kept = {name: value for name, value in others.items() if self._attributes is None or name in self._attributes}
+        expiry = {EXPIRES_AT: _expiry(own[EXPIRES_AT])} if EXPIRES_AT in own else {}
         item = Item(
             id=_text("item_id", own["item_id"]),
             title=_text("title", own.get("title", "")),
             url=_text("url", own.get("url", "")),
-            attributes={name: parse_cell(value) for name, value in kept.items()}
-            if is_text
-            else _typed_attributes(kept),
+            attributes={**self._typed(kept, is_text), **expiry},
         )
         values, ids = _images(own["image"], own.get("image_id"))
         found = [
@@ -234,6 +236,17 @@ class Source:
             for value, image_id in zip(values, ids, strict=True)
         ]
         return _Entry(frozenset(others), found)
+
+    def _typed(self, values: Mapping[str, Any], is_text: bool) -> dict[str, Any]:
+        """Returns attributes with their types, of those that have a value; Item rejects nested values."""
+        typed = {}
+        for name, value in values.items():
+            if name in self._lists and isinstance(value, str):
+                parts = split_cell(value, self._lists[name])
+                typed[name] = [parse_value(part) for part in parts] if is_text else parts
+            elif value is not None:
+                typed[name] = parse_cell(value) if is_text else to_attribute(value)
+        return {name: value for name, value in typed.items() if value is not None}
 
     def _locate(self, folder: str, value: str) -> tuple[str, str]:
         """Returns the place of an image, and the folder that it must be in."""
@@ -294,9 +307,11 @@ def _attribute_columns(values: Mapping[str, Any], own: set[str]) -> dict[str, An
     return others
 
 
-def _typed_attributes(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns attributes with the types of the table; Item rejects nested values."""
-    return {name: found for name, value in values.items() if (found := to_attribute(value)) is not None}
+def _expiry(value: Any) -> str:
+    try:
+        return check_expiry(to_attribute(value))
+    except ValueError as error:
+        raise ValueError(f"{EXPIRES_AT} {error} (got {format_value(value)})") from None
 
 
 def _text(name: str, value: Any) -> str:

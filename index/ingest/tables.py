@@ -7,6 +7,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -52,7 +53,12 @@ def open_table(file: Path, name: str, title: str) -> Table:
 
 
 def to_attribute(value: Any) -> Any:
-    """Converts a value of a typed table: dates to ISO texts, decimals to numbers; returns None for NaN."""
+    """Converts a value of a typed table: dates to ISO texts, decimals to numbers; returns None for NaN.
+
+    Of a list it converts each value, and leaves out those that are null or NaN.
+    """
+    if isinstance(value, list):
+        return [found for one in value if (found := to_attribute(one)) is not None]
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Decimal):
@@ -60,8 +66,22 @@ def to_attribute(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def parse_cell(text: str) -> str | int | float | bool:
-    """Converts a CSV cell to a number or a boolean where nothing is lost; everything else stays a text."""
+def parse_cell(text: str) -> Any:
+    """Converts a CSV cell to a number, a boolean or a list in JSON; everything else stays a text."""
+    if text.startswith("[") and text.endswith("]"):
+        with suppress(ValueError, RecursionError):
+            values = json.loads(text)
+            return values if all(isinstance(value, str | int | float) for value in values) else text
+    return parse_value(text)
+
+
+def split_cell(text: str, separator: str) -> list[str]:
+    """Returns the parts of a cell that lists several values, without those that are empty."""
+    return [part for value in text.split(separator) if (part := value.strip())]
+
+
+def parse_value(text: str) -> str | int | float | bool:
+    """Converts a text to a number or a boolean where nothing is lost; everything else stays a text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if not _NUMBER.fullmatch(text):

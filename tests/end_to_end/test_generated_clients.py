@@ -151,12 +151,15 @@ def test_every_operation_works_through_the_generated_client(shop: GeneratedClien
 
 def write_items(shop: GeneratedClient) -> None:
     models = shop.models
-    attributes = models.NewAttributes.from_dict({"category": "mug", "price": 12.5})
-    stored = shop.call("put_item", "mug/1", body=models.ItemBody(title="A mug", attributes=attributes), status=201)
+    attributes = models.NewAttributes.from_dict({"category": "mug", "price": 12.5, "tags": ["new", 5, True]})
+    body = models.ItemBody(title="A mug", attributes=attributes, expires_at="2100-01-01")
+    stored = shop.call("put_item", "mug/1", body=body, status=201)
     assert (stored.title, stored.url, stored.attributes.to_dict()) == ("A mug", None, attributes.to_dict())
+    assert stored.expires_at == "2100-01-01T00:00:00Z"
     form = models.ItemForm(item=json.dumps({"title": "Two"}), image=[shop.photo(1, "a"), shop.photo(2, "b")])
     assert [image.id for image in shop.call("put_item", "two", body=form, status=201).images] == ["a", "b"]
-    changes = models.ItemPatch(attributes=models.AttributeChanges.from_dict({"price": 9.5, "category": None}))
+    removed: dict[str, Any] = {"category": None, "tags": []}
+    changes = models.ItemPatch(attributes=models.AttributeChanges.from_dict({"price": 9.5, **removed}))
     patched = shop.call("patch_item", "mug/1", body=changes, if_match=f'"{stored.version}"')
     assert patched.attributes.to_dict() == {"price": 9.5} and patched.title == "A mug"
     conflict = shop.call("patch_item", "mug/1", body=changes, if_match=f'"{stored.version}"', status=412)

@@ -136,6 +136,12 @@ class BuiltIndex(Protocol):
         Counts the items that match a filter, and of their values those that contain a text in any case.
         """
 
+    def newest_expiry(self, instant: int) -> int | None:
+        """Returns the newest instant, up to a given one, at which items of the index expired; None if none has.
+
+        A later instant up to the given one serves as well. The items may have changed since.
+        """
+
     def is_due(self, pending: int) -> bool:
         """Whether a compaction pays off, with so many pending changes."""
 

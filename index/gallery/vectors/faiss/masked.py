@@ -1,5 +1,6 @@
 """A generation without what was removed or replaced since it was built."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -43,6 +44,8 @@ class GenerationSegment(LocalSegment):
     def values(self, attribute: str, positions: Positions) -> list[Attribute | None]:
         rows = self._generation.owners[positions]
         values = self._generation.columns.values(attribute, rows)
+        if values is None:
+            return super().values(attribute, positions)
         if self._items:
             newer = map(self._items.get, self._generation.item_keys[rows].tolist())
             values = [item.attributes.get(attribute) if item else old for item, old in zip(newer, values, strict=True)]
@@ -118,6 +121,11 @@ class MaskedGeneration:
         self, count: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""
     ) -> Iterator[Facet]:
         return self.generation.columns.facets(count, names, filter=filter, contains=contains)
+
+    def newest_expiry(self, instant: int) -> int | None:
+        expiries = self.generation.expiries
+        position = bisect_right(expiries, instant)
+        return expiries[position - 1] if position else None
 
     def is_due(self, pending: int) -> bool:
         if self.name is None:  # never built: everything is pending

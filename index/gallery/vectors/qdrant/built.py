@@ -22,7 +22,7 @@ from index.gallery.vectors.qdrant.collection import (
     Content,
     Neighbours,
 )
-from index.gallery.vectors.qdrant.conditions import translate
+from index.gallery.vectors.qdrant.conditions import translate, translate_for_counting
 from index.gallery.vectors.qdrant.payload import Record
 from index.gallery.vectors.qdrant.settings import QdrantSettings
 
@@ -56,6 +56,8 @@ class QdrantBuiltIndex:
     state: CollectionState
     settings: QdrantSettings
     opened: float = field(default_factory=time.monotonic)
+    first_expiry: int | None = None
+    """An instant before which no item expires; None if none does."""
     gone: frozenset[int] = frozenset()
     """Keys of images that were removed, replaced or added since: the delta holds what there is of them."""
     whole_items: bool = True
@@ -77,10 +79,13 @@ class QdrantBuiltIndex:
     def facets(
         self, count: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""
     ) -> Iterator[Facet]:
-        known = self.collection.names(translate(None, first=True), self.state.fields)
-        matching = translate(filter, first=True)
+        known = self.collection.names(translate_for_counting(None), self.state.fields)
+        matching = translate_for_counting(filter)
         for name in [name for name in names if name in known] if names else known:
             yield self.collection.facet(name, count, matching, contains)
+
+    def newest_expiry(self, instant: int) -> int | None:
+        return instant if self.first_expiry is not None and self.first_expiry <= instant else None
 
     def is_due(self, pending: int) -> bool:
         is_old = time.monotonic() - self.opened > self.settings.max_age
