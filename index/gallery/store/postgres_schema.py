@@ -71,7 +71,14 @@ HAS_EXPIRY = f"position('{EXPIRY_MARK}' IN attributes) > 0"
 """Expressions of an item's attributes: the text of its expiry, and whether it has one."""
 _EXPIRY_INDEX = f'CREATE INDEX items_by_expiry ON items (({EXPIRY}) COLLATE "C") WHERE {HAS_EXPIRY}'
 
-MIGRATIONS: tuple[str, ...] = (_FIRST, _EXPIRY_INDEX)
+_RANKINGS = """
+CREATE TABLE rankings (
+    name text COLLATE "C" NOT NULL, version bigint NOT NULL, stored double precision NOT NULL, document text NOT NULL,
+    PRIMARY KEY (name, version)
+);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _EXPIRY_INDEX, _RANKINGS)
 """The statements that lead to each version from the one before; the first creates the tables."""
 
 _MIGRATION_LOCK = 0x100CA11E

@@ -217,7 +217,8 @@ def test_a_process_that_keeps_running_removes_what_has_expired(tmp_path: Path, p
 def test_a_gallery_of_an_older_release_can_find_what_has_expired(tmp_path: Path) -> None:
     with open_gallery(tmp_path / "gallery", create=True) as gallery:
         gallery.upsert(SHELF, BUNDLE)
-        gallery._store._db.execute("DROP INDEX items_by_expiry")  # type: ignore[attr-defined]
+        for statement in ("DROP INDEX items_by_expiry", "DROP TABLE rankings", "PRAGMA user_version = 4"):
+            gallery._store._db.execute(statement)  # type: ignore[attr-defined]
     with open_gallery(tmp_path / "gallery") as gallery:
         plan = 'EXPLAIN QUERY PLAN SELECT id FROM items WHERE instr(attributes, \'"expires_at": "\') > 0'
         assert "items_by_expiry" in str(gallery._store._db.execute(plan).fetchall())  # type: ignore[attr-defined]

@@ -20,11 +20,12 @@ from index.dates import parse_instant
 from index.gallery.filters import AllOf, AnyOf, Condition, Exists, Filter, Range, TypedValue, ValueType, plain_number
 from index.gallery.types import Attribute, Facet
 from index.gallery.vectors.faiss.arrays import Arrays, Texts, pack_texts
-from index.items import MAX_FACETS, Value
+from index.items import MAX_FACETS, MAX_INTEGER, Value
 
 Mask = NDArray[np.bool_]
 
 _ALIGNMENT = 8
+_RECENT_COLUMNS = 16
 _SPARSE_BELOW = 0.25
 """The share of rows below which a column stores the numbers of the rows that have the attribute.
 
@@ -234,6 +235,23 @@ class _Column:
         mask[self.rows] = table.take(self.codes)
         return mask
 
+    def values(self, rows: NDArray[np.integer[Any]]) -> list[Attribute | None]:
+        """Returns the value of each of some rows, which have at most one; None for those without the attribute."""
+        if self.rows is None:
+            codes = self.codes[rows]
+        else:
+            places = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
+            codes = np.where(self.rows[places] == rows, self.codes[places], -1)
+        listed: list[int] = codes.tolist()
+        if len(codes) and codes.min() >= 0 and codes.max() < len(self.numbers):
+            numbers = self.numbers[codes]
+            whole = numbers.astype(np.int64)
+            if (whole == numbers).all() and (np.abs(whole) <= MAX_INTEGER).all():
+                return list(whole.tolist())
+            return [plain_number(number) for number in numbers.tolist()]
+        known = {code: self.value(code) for code in set(listed) if code >= 0}
+        return [known.get(code) for code in listed]
+
     def _rows_with_all(self, values: Iterable[TypedValue]) -> Mask:
         wanted = list(values)
         codes = self._find(wanted)
@@ -294,6 +312,8 @@ class Columns:
         self._entries = arrays["column/entries"]
         self.names: Sequence[str] = Texts(arrays["column/names/offsets"], arrays["column/names/blob"])
         """The attributes that at least one row has, sorted."""
+        self._recent: dict[str, _Column] = {}
+        """Columns that rankings have read, of which there are few: opening one takes as long as a search."""
 
     def __len__(self) -> int:
         return self._count
@@ -325,6 +345,31 @@ class Columns:
         if filter.alternatives:
             mask &= np.logical_or.reduce([self.mask(one) for one in filter.alternatives])
         return mask
+
+    def group_size(self, name: str) -> float:
+        """Returns how many rows have the same value of an attribute on average; 1 if none has it."""
+        number = self._number(name)
+        if number is None:
+            return 1.0
+        entry = _Entry(*self._entries[number].tolist())
+        return entry.holders / max(1, entry.numbers + entry.texts)
+
+    def values(self, name: str, rows: NDArray[np.integer[Any]]) -> list[Attribute | None] | None:
+        """Returns the value of an attribute in each of some rows; None for those without it.
+
+        Returns None if some rows have several values: they are listed by value, not by row.
+        """
+        column = self._recent.get(name)
+        if column is None:
+            number = self._number(name)
+            if number is None:
+                return [None] * len(rows)
+            column = self._column(number)
+            # A copy of the keys: other threads add to it concurrently.
+            for oldest in list(self._recent)[: 1 - _RECENT_COLUMNS]:
+                self._recent.pop(oldest, None)
+            self._recent[name] = column
+        return None if column.ends is not None else column.values(rows)
 
     def facets(
         self, limit: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""
