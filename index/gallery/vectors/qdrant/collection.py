@@ -329,7 +329,7 @@ class Collection:
         request = q.ScrollPoints(
             collection_name=self.name, limit=1, order_by=q.OrderBy(key=path), with_payload=_fields(path)
         )
-        found = self._nodes.call("Points", "Scroll", request, self._settings.write_timeout).result
+        found = self._read("Scroll", request, self._settings.write_timeout).result
         return min((parse_seconds(point.payload, EXPIRES_AT) for point in found), default=None)
 
     def _scroll(self, filter: Any | None, fields: Any, limit: int | None) -> Iterator[Any]:
