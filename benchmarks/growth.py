@@ -298,7 +298,7 @@ def anonymous_memory() -> Iterator[Any]:
     def sample() -> None:
         nonlocal peak
         while not ended.wait(0.2):
-            peak = max(peak, memory_mib()["Anonymous"])
+            peak = max(peak, _anonymous_mib())
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
@@ -307,6 +307,13 @@ def anonymous_memory() -> Iterator[Any]:
     finally:
         ended.set()
         thread.join()
+
+
+def _anonymous_mib() -> float:
+    """Returns what `memory_mib` does, without a walk over every mapped page."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    [value] = (line.split()[1] for line in lines if line.startswith("RssAnon:"))
+    return int(value) / 1024
 
 
 def memory_mib() -> dict[str, float]:
