@@ -121,8 +121,9 @@ def _empty_lists(vectors: Vectors, settings: FaissSettings) -> Index:
     count, dimension = vectors.shape
     lists = settings.choose_lists(count)
     index = library.index_factory(
-        dimension, f"IVF{lists}_HNSW{settings.graph_links},RaBitQfs", library.METRIC_INNER_PRODUCT
+        dimension, f"IVF{lists}_HNSW{settings.quantizer_links},RaBitQfs", library.METRIC_INNER_PRODUCT
     )
+    library.downcast_index(index.quantizer).hnsw.efConstruction = settings.quantizer_construction
     index.cp.niter = settings.training_rounds
     sample = np.random.default_rng(0).choice(count, min(count, settings.training_vectors * lists), replace=False)
     index.train(vectors[np.sort(sample)].astype(np.float32))

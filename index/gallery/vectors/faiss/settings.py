@@ -33,6 +33,11 @@ class FaissSettings(Frozen):
     lists_per_root: float = Field(default=2.0, description="inverted lists per square root of the number of vectors")
     training_vectors: int = Field(default=40, description="vectors per inverted list that train their centres")
     training_rounds: int = Field(default=6, description="iterations of k-means that find the centres of the lists")
+    quantizer_links: int = Field(
+        default=64,
+        description="M of the graph that finds lists: with 32, one query in 17 missed the list nearest to it",
+    )
+    quantizer_construction: int = Field(default=200, description="efConstruction of that graph")
     quantizer_effort: float = Field(default=2.0, description="efSearch per list to read, of the graph that finds lists")
     max_list_growth: float = Field(
         default=4.0, description="times the vectors that inverted lists were trained for, beyond which they are rebuilt"
