@@ -78,6 +78,7 @@ def _build_app() -> "typer.Typer":
 
     import index.cli.gallery
     import index.cli.ingest
+    import index.cli.rankings
     import service.auth.cli
     import service.cli
     import training.cli
@@ -138,7 +139,7 @@ def _build_app() -> "typer.Typer":
         if serve:
             service.cli.serve_demo(directory, host=host, port=port)
 
-    for group in (app, index.cli.gallery.app, service.auth.cli.app):
+    for group in (app, index.cli.gallery.app, index.cli.rankings.app, service.auth.cli.app):
         for registered in group.registered_commands:
             registered.cls = Command
     return app

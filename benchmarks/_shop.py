@@ -40,6 +40,8 @@ class Shop:
 
     vectors: Vectors
     clusters: Rows
+    products: Rows
+    """What grouped searches group by: PHOTOS_PER_PRODUCT rows on average, or a cluster of real embeddings."""
     buckets: Rows
     source: str
 
@@ -55,6 +57,7 @@ class Shop:
             attributes: dict[str, Attribute] = {
                 "bucket": int(self.buckets[row]),
                 "cluster": int(self.clusters[row]),
+                "product": int(self.products[row]),
                 "colour": COLOURS[row % len(COLOURS)],
                 "price": row % 9973 / 100,
                 "in_stock": row % 7 > 0,
@@ -112,7 +115,7 @@ def synthetic_shop(count: int, size: int, file: Path | None = None) -> Shop:
     vectors = np.empty((count, size), np.float16) if file is None else create_matrix(file, count, size)
     for start in range(0, count, BLOCK):
         vectors[start : start + BLOCK] = _unit(around(products, product_of[start : start + BLOCK], 0.5))
-    return Shop(vectors, cluster_of[product_of], rng.integers(BUCKETS, size=count), "synthetic")
+    return Shop(vectors, cluster_of[product_of], product_of, rng.integers(BUCKETS, size=count), "synthetic")
 
 
 def create_matrix(file: Path, count: int, size: int) -> Vectors:
@@ -138,7 +141,8 @@ def embedded_shop(file: Path, count: int) -> Shop:
     axis = np.linalg.svd(means.centroids - means.centroids.mean(axis=0), full_matrices=False)[2][0]
     number = np.argsort(np.argsort(means.centroids @ axis))
     clusters = [means.assign(part.astype(np.float32))[1] for part in np.array_split(vectors, len(vectors) // BLOCK + 1)]
-    return Shop(vectors, number[np.concatenate(clusters)], rng.integers(BUCKETS, size=len(vectors)), file.stem)
+    found = number[np.concatenate(clusters)]
+    return Shop(vectors, found, found, rng.integers(BUCKETS, size=len(vectors)), file.stem)
 
 
 def plain_cases(shop: Shop, count: int) -> list[Case]:

@@ -65,7 +65,14 @@ CREATE TABLE jobs (
 );
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST,)
+_RANKINGS = """
+CREATE TABLE rankings (
+    name text COLLATE "C" NOT NULL, version bigint NOT NULL, stored double precision NOT NULL, document text NOT NULL,
+    PRIMARY KEY (name, version)
+);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _RANKINGS)
 """The statements that lead to each version from the one before; the first creates the tables."""
 
 _MIGRATION_LOCK = 0x100CA11E

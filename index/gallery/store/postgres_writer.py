@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from index.gallery.errors import TooManyAttributes, TooManyImages, VersionConflict
 from index.gallery.store.postgres_connection import Connection
+from index.gallery.store.rankings import RankingTable
 from index.gallery.store.rows import check_digest, check_vector, format_attributes, pack_vector
 from index.gallery.types import Item, NewImage
 from index.items import MAX_ATTRIBUTE_NAMES, MAX_IMAGES_PER_ITEM
@@ -51,6 +52,15 @@ class Writer:
         for item_id, version in expected.items():
             if found.get(item_id) != version:
                 raise VersionConflict(item_id)
+
+    @property
+    def rankings(self) -> RankingTable:
+        def run(query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+            rows = self._connection.execute(query, values).fetchall()
+            self.changes += len(rows) * (not query.startswith("SELECT"))
+            return rows
+
+        return RankingTable(run, "%s")
 
     # Items and images
 

@@ -20,6 +20,7 @@ from index.errors import LookalikeError
 from index.gallery.errors import RESTORE, StoreError, TooManyAttributes, TooManyImages, VersionConflict
 from index.gallery.settings import GallerySettings
 from index.gallery.store.base import BundleRow
+from index.gallery.store.rankings import RankingTable
 from index.gallery.store.rows import check_digest, check_vector, format_attributes, pack_vector
 from index.gallery.store.schema import PAGE_BYTES, prepare
 from index.gallery.store.sqlite_connection import (
@@ -35,6 +36,7 @@ from index.gallery.store.sqlite_reader import SQLiteReader
 from index.gallery.store.wal import find_damage, keep_damaged_log, kept_logs
 from index.gallery.types import Item, NewImage
 from index.items import MAX_ATTRIBUTE_NAMES, MAX_IMAGES_PER_ITEM
+from index.rankings import Ranking, StoredRanking
 
 STORE_FILE = "catalogue.sqlite"
 BUNDLES = "bundles"
@@ -276,6 +278,27 @@ class SQLiteStore:
                 "DELETE FROM thumbnails WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM images WHERE digest = ?)",
                 (digest, digest),
             )
+
+    # Rankings
+
+    def put_ranking(
+        self,
+        name: str,
+        ranking: Ranking,
+        *,
+        expected: Mapping[str, int | None] = _ANY_VERSION,
+        stored: float | None = None,
+    ) -> StoredRanking:
+        with self._writing() as write:
+            return self._rankings.put(name, ranking, revision=write.revision, expected=expected, stored=stored)
+
+    def delete_ranking(self, name: str, *, expected: Mapping[str, int | None] = _ANY_VERSION) -> bool:
+        with self._writing():
+            return self._rankings.delete(name, expected)
+
+    @property
+    def _rankings(self) -> RankingTable:
+        return RankingTable(lambda query, values: self._db.execute(query, values).fetchall(), "?")
 
     # Bundles
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from index.gallery.filters import Filter
 from index.gallery.store.base import BundleRow, StoreReader
-from index.gallery.types import BuildReport, Facet, HitRecords, IndexStats, Item, Progress
+from index.gallery.types import Attribute, BuildReport, Facet, HitRecords, IndexStats, Item, Progress
 
 Queries = NDArray[np.float32]
 Positions = NDArray[np.int64]
@@ -50,6 +50,9 @@ class Segment(HitRecords, Protocol):
 
     def vectors(self, positions: Positions) -> NDArray[np.float16]: ...
 
+    def values(self, attribute: str, positions: Positions) -> list[Attribute | None]:
+        """Returns the value of an attribute of each position's item; None if the item does not have it."""
+
     def scores(self, queries: Queries, best: float, count: int) -> tuple[Positions, NDArray[np.float64]]:
         """Returns every position that a search may return, and its best score over some query vectors.
 
@@ -69,6 +72,9 @@ class LocalSegment:
 
     def is_empty(self: Segment) -> bool:
         return not self.count
+
+    def values(self: Segment, attribute: str, positions: Positions) -> list[Attribute | None]:
+        return [self.item(position).attributes.get(attribute) for position in positions.tolist()]
 
     def scores(self: Segment, queries: Queries, best: float, count: int) -> tuple[Positions, NDArray[np.float64]]:
         # In double precision, where the order of a sum never decides how a score is rounded: the pages of a search must

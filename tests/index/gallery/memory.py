@@ -5,6 +5,7 @@ All searches are exhaustive. Handles of one `MemoryData` behave like processes t
 
 import copy
 import hashlib
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,7 @@ from index.gallery.types import (
 from index.gallery.vectors.base import LocalSegment, Positions, Queries, Results
 from index.items import MAX_ATTRIBUTE_NAMES, MAX_IMAGES_PER_ITEM
 from index.jobs import JobRecord
+from index.rankings import Ranking, StoredRanking
 
 
 @dataclass
@@ -57,6 +59,7 @@ class MemoryData:
     """Image key to item id, image id and digest."""
     vectors: dict[tuple[int, int], tuple[int, bytes]] = field(default_factory=dict)
     """Bundle and image key to revision and vector."""
+    rankings: dict[tuple[str, int], StoredRanking] = field(default_factory=dict)
     removed: list[tuple[int, int]] = field(default_factory=list)
     """Revision and image key."""
     thumbnails: dict[str, bytes] = field(default_factory=dict)
@@ -143,6 +146,35 @@ class MemoryStore:
             if len(draft.items) != before:
                 draft.revision += 1
         return self.data.revision
+
+    def put_ranking(
+        self,
+        name: str,
+        ranking: Ranking,
+        *,
+        expected: Mapping[str, int | None] | None = None,
+        stored: float | None = None,
+    ) -> StoredRanking:
+        last = self.ranking(name)
+        if name in (expected or {}) and (expected or {})[name] != (last.version if last else None):
+            raise VersionConflict(name, "Ranking")
+        if last and last.ranking == ranking:
+            return last
+        with self._transaction() as draft:
+            draft.revision += 1
+            new = StoredRanking(name=name, version=draft.revision, stored=stored or time.time(), ranking=ranking)
+            draft.rankings[name, draft.revision] = new
+        return new
+
+    def delete_ranking(self, name: str, *, expected: Mapping[str, int | None] | None = None) -> bool:
+        last = self.ranking(name)
+        if name in (expected or {}) and (expected or {})[name] != (last.version if last else None):
+            raise VersionConflict(name, "Ranking")
+        if last:
+            with self._transaction() as draft:
+                draft.revision += 1
+                draft.rankings = {key: value for key, value in draft.rankings.items() if key[0] != name}
+        return last is not None
 
     def set_index(self, bundle: int, name: str | None, revision: int) -> None:
         with self._transaction() as draft:
@@ -299,6 +331,16 @@ class MemoryStore:
                 image = ImageContent(name, digest, vectors, _sha256(thumbnail) if hashed else thumbnail)
                 found.setdefault(item_id, []).append(image)
         return found
+
+    def ranking(self, name: str, version: int | None = None) -> StoredRanking | None:
+        return next((one for one in self.ranking_versions(name) if version in (None, one.version)), None)
+
+    def rankings(self) -> list[StoredRanking]:
+        return [found for name in sorted({name for name, _ in self.data.rankings}) if (found := self.ranking(name))]
+
+    def ranking_versions(self, name: str | None = None) -> list[StoredRanking]:
+        found = [one for one in self.data.rankings.values() if name in (None, one.name)]
+        return sorted(found, key=lambda one: (one.name, -one.version))
 
     def _rows(self, bundle: int) -> list[FullImageRow]:
         rows = []

@@ -166,6 +166,20 @@ class _Column:
         mask[self.rows] = table.take(self.codes)
         return mask
 
+    def values(self, rows: NDArray[np.integer[Any]]) -> list[Attribute | None]:
+        """Returns the value of each of some rows; None for those without the attribute."""
+        if self.rows is None:
+            codes = self.codes[rows]
+        else:
+            places = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
+            codes = np.where(self.rows[places] == rows, self.codes[places], -1)
+        listed: list[int] = codes.tolist()
+        if len(codes) and codes.min() >= 0 and codes.max() < len(self.numbers):
+            numbers: list[float] = self.numbers[codes].tolist()
+            return [plain_number(number) for number in numbers]
+        known = {code: self.value(code) for code in set(listed) if code >= 0}
+        return [known.get(code) for code in listed]
+
     def facet(self, name: str, limit: int, rows: Mask | None, contains: str) -> Facet:
         codes = self.codes
         if rows is not None:
@@ -224,6 +238,11 @@ class Columns:
         for negated in filter.negated:
             mask &= ~self.mask(negated)
         return mask
+
+    def values(self, name: str, rows: NDArray[np.integer[Any]]) -> list[Attribute | None]:
+        """Returns the value of an attribute in each of some rows; None for those without it."""
+        number = self._number(name)
+        return [None] * len(rows) if number is None else self._column(number).values(rows)
 
     def facets(
         self, limit: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.gallery.filters import Filter
-from index.gallery.types import Facet, IndexStats, Item, StoredImage
+from index.gallery.types import Attribute, Facet, IndexStats, Item, StoredImage
 from index.gallery.vectors.base import LocalSegment, Positions, Queries, Results
 from index.gallery.vectors.faiss.generation import Generation
 from index.gallery.vectors.faiss.searcher import AllowList, stored_vectors
@@ -39,6 +39,14 @@ class GenerationSegment(LocalSegment):
 
     def image(self, position: int) -> StoredImage:
         return self._generation.image(position)
+
+    def values(self, attribute: str, positions: Positions) -> list[Attribute | None]:
+        rows = self._generation.owners[positions]
+        values = self._generation.columns.values(attribute, rows)
+        if self._items:
+            newer = map(self._items.get, self._generation.item_keys[rows].tolist())
+            values = [item.attributes.get(attribute) if item else old for item, old in zip(newer, values, strict=True)]
+        return values
 
     def positions(self) -> Positions:
         return np.arange(self.count) if self._selection is None else np.flatnonzero(self._selection.mask)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from index.gallery.errors import IndexDamaged, SearchError
 from index.gallery.filters import Filter
-from index.gallery.types import Facet, IndexStats, Item, StoredImage
+from index.gallery.types import Attribute, Facet, IndexStats, Item, StoredImage
 from index.gallery.vectors.base import LocalSegment, Positions, Queries, Results
+from index.gallery.types import Attribute, Facet, IndexStats, Item, StoredImage
 from index.gallery.vectors.faiss.masked import MaskedGeneration
 from index.gallery.vectors.faiss.searcher import EXACT, Searcher, exact_index
 from index.gallery.vectors.qdrant.collection import (
@@ -234,6 +235,10 @@ class QdrantSegment:
 
     def image(self, position: int) -> StoredImage:
         return self._record(position).parse()[1]
+
+    def values(self, attribute: str, positions: Positions) -> list[Attribute | None]:
+        self.hold(positions)
+        return [self._records[key].attributes.get(attribute) for key in positions.tolist()]
 
     def _record(self, key: int) -> Record:
         if key not in self._records:
