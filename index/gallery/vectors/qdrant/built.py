@@ -13,7 +13,6 @@ from index.gallery.errors import IndexDamaged, SearchError
 from index.gallery.filters import Filter
 from index.gallery.types import Attribute, Facet, IndexStats, Item, StoredImage
 from index.gallery.vectors.base import LocalSegment, Positions, Queries, Results
-from index.gallery.types import Attribute, Facet, IndexStats, Item, StoredImage
 from index.gallery.vectors.faiss.masked import MaskedGeneration
 from index.gallery.vectors.faiss.searcher import EXACT, Searcher, exact_index
 from index.gallery.vectors.qdrant.collection import (
