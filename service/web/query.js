@@ -154,11 +154,13 @@ function showPicture(url, description, box, hasParts) {
 function showList(examples) {
   const list = element("query-examples");
   const focused = [...list.children].findIndex((node) => node.contains(document.activeElement));
+  const button = focused < 0 ? "" : document.activeElement.className;
   list.replaceChildren(...(examples.length > 1 ? examples : []).map((example, _, all) => createExample(example, all)));
   element("query-examples-section").hidden = list.children.length === 0;
   if (focused < 0) return;
   const next = list.children[Math.min(focused, list.children.length - 1)];
-  (next?.querySelector(".remove") ?? element("results-title")).focus({ preventScroll: true });
+  const target = next?.querySelector(`.${button}:enabled:not([hidden])`) ?? next?.querySelector(":enabled:not([hidden])");
+  (target ?? element("results-title")).focus({ preventScroll: true });
 }
 
 function createExample(example, examples) {

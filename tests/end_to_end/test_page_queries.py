@@ -125,6 +125,7 @@ def test_items_are_added_as_examples_that_are_like_or_unlike(page: Page) -> None
 
     examples.get_by_role("button", name="Like Red shirt 'Tilda' instead of unlike").click()
     expect(page.get_by_role("heading", name="Like 3 examples")).to_be_visible()
+    expect(examples.get_by_role("button", name="Unlike Red shirt 'Tilda' instead of like")).to_be_focused()
     examples.get_by_role("button", name="Remove shirt-01-red.jpg").press("Enter")
     expect(examples.get_by_role("button", name="Remove")).to_have_count(2)
     expect(examples.get_by_role("button", name="Remove Red shirt 'Umber'")).to_be_focused()
@@ -139,8 +140,9 @@ def test_items_are_added_as_examples_that_are_like_or_unlike(page: Page) -> None
 def test_link_keeps_examples_of_the_gallery_and_history_also_photos(
     page: Page, browser: Browser, address: str, fashion: Path
 ) -> None:
-    card(page, "Olive shirt 'Pesto'").get_by_role("button", name="Less like").click(force=True)
-    expect(page.get_by_role("heading", name="unlike another")).to_be_visible()
+    card(page, "Olive shirt 'Pesto'").get_by_role("button", name="Details").click()
+    page.get_by_role("dialog").get_by_role("button", name="Less like this").click()
+    expect(page.get_by_role("heading", name="Closest matches, unlike another")).to_be_focused()
     assert page.url.endswith(f"#{START}&unlike=item%3Ashirt-02-olive")
     titles = cards(page).locator(".title").all_inner_texts()
     with open_page(browser, address) as other:
