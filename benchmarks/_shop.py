@@ -19,7 +19,7 @@ faiss: Any = engine()
 
 TOP = 10
 DEPARTMENTS, CLUSTERS, BUCKETS = 32, 1000, 1000
-PHOTOS_PER_PRODUCT = 8
+PHOTOS_PER_PRODUCT, VARIANTS = 8, 4
 SHIFT = 0.5
 """How far a query lies from a stored vector, as a share of its length."""
 FILTERS = 4
@@ -41,7 +41,7 @@ class Shop:
     vectors: Vectors
     clusters: Rows
     products: Rows
-    """What grouped searches group by: PHOTOS_PER_PRODUCT rows on average, or a cluster of real embeddings."""
+    """What grouped searches group by: VARIANTS neighbours on average, or a cluster of real embeddings."""
     buckets: Rows
     source: str
 
@@ -115,7 +115,9 @@ def synthetic_shop(count: int, size: int, file: Path | None = None) -> Shop:
     vectors = np.empty((count, size), np.float16) if file is None else create_matrix(file, count, size)
     for start in range(0, count, BLOCK):
         vectors[start : start + BLOCK] = _unit(around(products, product_of[start : start + BLOCK], 0.5))
-    return Shop(vectors, cluster_of[product_of], product_of, rng.integers(BUCKETS, size=count), "synthetic")
+    colourways = PHOTOS_PER_PRODUCT // VARIANTS
+    groups = product_of * colourways + np.arange(count) % colourways
+    return Shop(vectors, cluster_of[product_of], groups, rng.integers(BUCKETS, size=count), "synthetic")
 
 
 def create_matrix(file: Path, count: int, size: int) -> Vectors:

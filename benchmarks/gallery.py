@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from _ours import BATCH, KINDS, SHARES, Ours
+from _ours import BATCH, KINDS, PAGE, RANKINGS, SHARES, Ours
 from _peers import Contender, Hnswlib, Milvus, Peer, RawFaiss, Usearch, measure_recall, tune_to_recall
 from _shop import TOP, Case, Choice, Shop, embedded_shop, faiss, filtered_cases, plain_cases, synthetic_shop
 from _table import Row, make_row, print_table, write_json
@@ -33,6 +33,7 @@ from index.gallery import Gallery, open_gallery
 from index.gallery.vectors.faiss.arrays import open_arrays
 from index.gallery.vectors.faiss.generation import INDEX_FILE, RECORDS_FILE
 from index.gallery.vectors.faiss.index import GENERATIONS
+from index.rankings import Ranking
 
 FULL, QUICK = (512, [100_000, 1_000_000]), (64, [25_000])
 """Dimensions and counts of vectors."""
@@ -115,6 +116,7 @@ class Benchmark:
                 rows += self._search_rows(ours, peers, cases)
                 rows += self._filtered_rows(ours, peers)
             rows.append(self._new_filter_row(ours, cases))
+            rows += self._ranked_rows(ours, cases)
         return rows + self._busy_rows(cases)
 
     def _check(self, gallery: Gallery) -> None:
@@ -271,6 +273,28 @@ class Benchmark:
             f"filtered, 1 %, each a new filter, {self._size}", measured["new"], "the same one", measured["known"], "QPS"
         )
 
+    def _ranked_rows(self, ours: Ours, cases: Sequence[Case]) -> list[Row]:
+        """Measures searches with rules, each against the plain search for a page of the same size."""
+
+        def run(ranking: Ranking | None) -> None:
+            for case in cases:
+                ours.read_page(case, ranking)
+
+        turns = {name: partial(run, ranking) for name, ranking in (("plain", None), *RANKINGS.items())}
+        measured = rates(turns, len(cases), self._effort.rounds)
+        bound = self._target(at_least=0.5)
+        return [
+            make_row(
+                f"{PAGE} items read, {_describe(name)}, {self._size}",
+                measured[name],
+                "plain",
+                measured["plain"],
+                "QPS",
+                **bound,
+            )
+            for name in RANKINGS
+        ]
+
     # Search during other work
 
     def _busy_rows(self, cases: Sequence[Case]) -> list[Row]:
@@ -308,6 +332,11 @@ class Benchmark:
             high, low = (1000 * float(np.percentile(values, 99)) for values in (busy, still))
             rows.append(make_row(f"p99 latency {work}, {self._size}", high, peer, low, "ms"))
         return rows
+
+
+def _describe(name: str) -> str:
+    ranking = RANKINGS[name]
+    return name if ranking == Ranking(group_by=ranking.group_by) else f"{name}, window {ranking.window}"
 
 
 # Roles of the other processes

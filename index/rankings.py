@@ -6,11 +6,12 @@ Imports neither NumPy nor an engine, so that the HTTP client can use the same ty
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Discriminator, FailFast, Field, Tag, model_validator
+from typing_extensions import TypeAliasType
 
 from index._util.models import Frozen
 from index.items import MAX_ID_LENGTH, AttributeName
 
-DEFAULT_WINDOW, MIN_WINDOW, MAX_WINDOW = 50, 10, 500
+DEFAULT_WINDOW, MIN_WINDOW, MAX_WINDOW = 48, 10, 500
 """Candidates that rules act on. A cursor names those of a window that were returned, which bounds the largest one."""
 MAX_BOOSTS = 16
 MAX_PINS = 50
@@ -26,12 +27,12 @@ MAX_VERSIONS = 100
 """Versions of a ranking that are kept, the newest ones."""
 RANKING_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
 
-Reason = Literal["pinned", "similarity", "score", "diversity", "sort"]
-Combination = Literal["mean", "best"]
+Reason = TypeAliasType("Reason", Literal["pinned", "similarity", "score", "diversity", "sort"])
+"""A named type has one schema, which generated clients name as well."""
+Combination = TypeAliasType("Combination", Literal["mean", "best"])
 """How several examples become one query: their weighted mean, or each item by its nearest example."""
-Combine = Annotated[
-    Combination, Field(description="how several examples are combined: their weighted mean, or the best of them")
-]
+SortOrder = TypeAliasType("SortOrder", Literal["ascending", "descending"])
+FilterDocument = TypeAliasType("FilterDocument", dict[str, Any])
 _MAX_KEYS = 32
 _ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -55,7 +56,7 @@ class Boost(_Rules):
     model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
 
     weight: float = Field(ge=-1, le=1, allow_inf_nan=False, description="the most that it adds; negative to subtract")
-    filter: dict[str, Any] | None = Field(default=None, description="adds the weight to items that match it")
+    filter: FilterDocument | None = Field(default=None, description="adds the weight to items that match it")
     attribute: AttributeName | None = Field(default=None, description="adds a share of the weight by its value")
     from_: _Number | None = Field(default=None, alias="from", description="number from which on it adds something")
     to: _Number | None = Field(default=None, description="number from which on it adds the weight; may be the smaller")
@@ -84,14 +85,14 @@ class Hidden(_Rules):
     ids: Annotated[list[_ItemId], FailFast()] = Field(
         default=[], max_length=MAX_HIDDEN, description="ids of items to hide"
     )
-    filter: dict[str, Any] = Field(default={}, description="hides the items that match it, if it has conditions")
+    filter: FilterDocument = Field(default={}, description="hides the items that match it, if it has conditions")
 
 
 class SortBy(_Rules):
     """Puts items into the order of an attribute: numbers, then texts, then booleans; those without it come last."""
 
     attribute: AttributeName
-    order: Literal["ascending", "descending"] = Field(default="ascending", description="which values come first")
+    order: SortOrder = Field(default="ascending", description="which values come first")
 
 
 class Ranking(_Rules):

@@ -114,7 +114,8 @@ SIMILAR_ITEM_ANSWER = {
 _ITEM = {
     "title": "A red mug",
     "url": "https://shop.example/mug-01",
-    "attributes": {"category": "mug", "price": 12.5, "dishwasher": True},
+    "attributes": {"category": "mug", "price": 12.5, "dishwasher": True, "tags": ["new", "gift"]},
+    "expires_at": "2099-12-31T23:00:00Z",
 }
 ITEM_ANSWER = {
     "id": "mug-01",
@@ -142,6 +143,7 @@ STATUS = {
             "pending": 0,
             "kind": "exact",
             "recall": 1.0,
+            "device": "cpu",
         },
     },
     "bundle": {
@@ -275,7 +277,7 @@ def _options() -> dict[str, Json]:
         "exclude": {"type": "array", "items": text, "description": parts["exclude"]["description"]},
         "cursor": {**text, "description": parts["cursor"]["description"]},
         "include": {**text, "description": "attributes (the default), vectors, or both separated by a comma"},
-        "combine": {**text, "enum": ["mean", "best"], "description": parts["combine"]["description"]},
+        "combine": {**text, "description": parts["combine"]["description"] + "; mean or best"},
         "ranking": {**text, "description": parts["ranking"]["description"] + "; rules as JSON"},
         "explain": {"type": "boolean", "description": parts["explain"]["description"]},
     }

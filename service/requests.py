@@ -18,7 +18,7 @@ from starlette.datastructures import FormData, UploadFile
 
 from index.gallery.filters import Filter
 from index.gallery.types import Bounds
-from index.items import MAX_ID_LENGTH, Item
+from index.items import EXPIRES_AT, MAX_ID_LENGTH, Item
 from index.rankings import MAX_EXAMPLES
 from service.problems import BODY_UNSUPPORTED, IMAGE_MISSING, INVALID, ProblemError, invalid_request
 from service.schemas.items import ItemBody, ItemPatch, PhotoBody
@@ -100,7 +100,8 @@ class ItemWrite(NamedTuple):
 
     def item(self, item_id: str) -> Item:
         body = self.body
-        return Item(id=item_id, title=body.title or "", url=body.url or "", attributes=body.attributes)
+        expiry = {EXPIRES_AT: body.expires_at} if body.expires_at else {}
+        return Item(id=item_id, title=body.title or "", url=body.url or "", attributes={**body.attributes, **expiry})
 
 
 class Conditions(NamedTuple):

@@ -115,7 +115,7 @@ def _match(state: ServiceState, hit: Hit, options: SearchOptions, bundle_id: str
         title=item.title or None,
         url=item.url or None,
         score=hit.score,
-        attributes=item.attributes if "attributes" in options.include else {},
+        attributes=item.own_attributes if "attributes" in options.include else {},
         image=MatchedImage(id=image.id, url=f"{media}/{image.digest}.jpg"),
         vector=vector,
         explanation=hit.explanation,

@@ -17,7 +17,9 @@ MEASUREMENTS = ROOT / "docs" / "measurements.md"
 WITHOUT_COMMANDS = {"design.md", "glossary.md", "hardening.md", "index.md", "measurements.md"}
 MAX_LINE_LENGTH = 120
 
-_COMMAND = re.compile(r"(?<![\w:/.-])(?<!from )(?:fresh/bin/)?lookalike ((?:gallery |keys )?[a-z]+)\b([^`\n#|;&>]*)")
+_COMMAND = re.compile(
+    r"(?<![\w:/.-])(?<!from )(?:fresh/bin/)?lookalike ((?:gallery rankings |gallery |keys )?[a-z]+)\b([^`\n#|;&>]*)"
+)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PATH = re.compile(r"(?:index|service|training|tests|docs|deploy|benchmarks|\.github)/[\w./-]*|[\w-]+\.(?:py|toml|txt)")
 

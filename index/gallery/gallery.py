@@ -25,10 +25,11 @@ from index.gallery.errors import (
 )
 from index.gallery.examples import Example, check_examples
 from index.gallery.examples import combine as combine_examples
+from index.gallery.expiry import current_instant, hide_expired, is_expired
 from index.gallery.filters import Filter
 from index.gallery.hints import find_mismatches
 from index.gallery.jobs import Job, JobHistory, needed_bundles
-from index.gallery.maintenance import Maintainer, RepeatedTask
+from index.gallery.maintenance import ExpiredItems, Maintainer, RepeatedTask
 from index.gallery.ranking.rules import Rules
 from index.gallery.searches import Searches, check_vectors
 from index.gallery.settings import GallerySettings
@@ -50,6 +51,7 @@ from index.gallery.types import (
 )
 from index.gallery.vectors.base import VectorIndex
 from index.gallery.views import Views, find_bundle, no_vectors
+from index.items import EXPIRES_AT
 from index.rankings import RANKING_NAME, Combination, Ranking, StoredRanking
 
 log = logging.getLogger(__name__)
@@ -94,6 +96,7 @@ class Gallery:
         self._searches = Searches(store, self._views)
         for problem in verify.find_lost_writes(store, index):
             log.error("%s: %s; see `lookalike gallery verify`", self.address, problem)
+        self._expired = ExpiredItems(store, self._settings)
         self._keeping_up_to = -1
         self._background = RepeatedTask(self._keep_up, self._settings.follow_seconds, "follow") if maintain else None
 
@@ -210,12 +213,17 @@ class Gallery:
     def compact(
         self, *, rebuild: bool = False, wait: bool = True, on_progress: Progress = no_progress
     ) -> BuildReport | None:
-        """Brings the active bundle's index up to date; returns None if there are no images.
+        """Removes expired items and brings the active bundle's index up to date; returns None if there are no images.
 
-        Without `wait` it does nothing, and returns None, while another process is building.
+        Without `wait` it builds nothing, and returns None, while another process is building.
         """
+        self.remove_expired()
         bundle = self._store.read.head().bundle
         return bundle and self._index.build(bundle.id, rebuild=rebuild, wait=wait, on_progress=on_progress)
+
+    def remove_expired(self) -> int:
+        """Removes the items that have expired, some at a time; returns their number."""
+        return self._expired.remove()
 
     # Reads
 
@@ -224,9 +232,12 @@ class Gallery:
         """The history of re-indexing jobs."""
         return self._store.jobs
 
-    def get_item(self, item_id: str) -> StoredItem | None:
-        """Returns an item with its images and its version."""
-        return self._store.read.get_item(item_id)
+    def get_item(self, item_id: str, *, with_expired: bool = False) -> StoredItem | None:
+        """Returns an item with its images and its version; one that has expired only if asked."""
+        stored = self._store.read.get_item(item_id)
+        if stored and not with_expired and is_expired(stored.item.attributes, current_instant()):
+            return None
+        return stored
 
     def item_vectors(self, item_id: str, bundle_id: str) -> dict[str, NDArray[np.float32]]:
         """Returns image id to vector, of the item's images that have one of the bundle."""
@@ -267,7 +278,13 @@ class Gallery:
         and of their values those that contain a text in any case.
         """
         view = self._views.active()
-        return view.index.facets(count, names, filter=filter, contains=contains) if view else iter(())
+        if view is None:
+            return
+        expired = view.newest_expiry(current_instant())
+        wanted = filter if expired is None else hide_expired(filter, expired)
+        for facet in view.index.facets(count, names, filter=wanted, contains=contains):
+            if names or facet.name != EXPIRES_AT:
+                yield facet
 
     def filter_hints(self, filter: Filter) -> list[str]:
         """Returns what in a filter keeps it from matching: attributes or types of values that no item has."""
@@ -282,9 +299,13 @@ class Gallery:
         return ItemPage(found[:count], found[count - 1].id if len(found) > count else None)
 
     def iter_items(self, *, filter: Filter | None = None, after: str = "") -> Iterator[Item]:
-        """Yields the items after an id that match a filter, in the order of their ids; reads some at a time."""
+        """Yields the items after an id that match a filter, in the order of their ids; reads some at a time.
+
+        Leaves out those that had expired when it began.
+        """
+        wanted = hide_expired(filter, current_instant())
         while block := self._store.read.items_after(after, _ITEM_BLOCK):
-            yield from (item for item in block if filter is None or filter.matches(item.attributes))
+            yield from (item for item in block if wanted.matches(item.attributes))
             after = block[-1].id
 
     def stats(self) -> GalleryStats:
@@ -460,5 +481,6 @@ class Gallery:
             self._keeping_up_to = news
         try:
             self._store.checkpoint(idle=idle)
+            self._expired.remove_if_due()
         except StoreError as error:  # such as a full disk: searches and reads continue
             log.warning("%s: %s", self.address, error)

@@ -10,19 +10,20 @@ from numpy.typing import NDArray
 
 from index.gallery.filters import plain_number, value_type
 from index.gallery.vectors.base import Positions, Segment
-from index.items import Attribute
+from index.items import Attribute, Value
 
 _GROUP_BIT = 1 << 62
 """Distinguishes keys of groups from those of items, which are far smaller."""
 
 
-def owner_keys(segment: Segment, positions: Positions, items: NDArray[np.int64], attribute: str) -> NDArray[np.int64]:
+def owner_keys(segment: Segment, positions: Positions, items: NDArray[np.int64], attribute: str) -> list[int]:
     """Returns for each position the key of its group: that of its item, if the item does not have the attribute."""
-    owners = items.copy()
-    for row, value in enumerate(segment.values(attribute, positions)):
-        if value is not None:
-            owners[row] = group_key(value)
-    return owners
+    values = segment.values(attribute, positions)
+    # The key of a single value, which is the usual case, is cached.
+    return [
+        item if value is None else group_key(value) if isinstance(value, tuple) else _hash_value(value)
+        for item, value in zip(items.tolist(), values, strict=True)
+    ]
 
 
 def group_key(value: Attribute) -> int:
@@ -31,11 +32,11 @@ def group_key(value: Attribute) -> int:
 
 
 @lru_cache(1 << 14, typed=True)  # True == 1
-def _hash_value(value: Attribute) -> int:
+def _hash_value(value: Value) -> int:
     return _hash_values((value,))
 
 
-def _hash_values(values: tuple[Attribute, ...]) -> int:
+def _hash_values(values: tuple[Value, ...]) -> int:
     kinds = map(value_type, values)
     typed = [
         (kind, plain_number(cast(float, one)) if kind == "number" else one)

@@ -12,7 +12,7 @@ attribute. A group is represented by its best image, as an item is.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import compress, repeat
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -32,10 +32,12 @@ _MAX_FETCH = 16 * MAX_TOP
 """Images of a segment that are ranked one by one; when that is not enough, a page compares all images."""
 SCORE_UNIT = 10**6
 """Scores are rounded to millionths: a compaction may change the order of a sum, and with it the last digits."""
-_LARGE_GROUP = 16
-"""Query vectors of one group beyond which each fetches fewer images at first: their results are put together."""
+_MAX_GROUP = 16
+"""Images per group that a search allows for at first; groups that lie together may have more."""
 _GROUPED_ITEMS = 4 * MAX_TOP
 """Items that a page of groups needs in their exact order, for engines that have to fetch them."""
+_LARGE_GROUP = 16
+"""Query vectors of one group beyond which each fetches fewer images at first: their results are put together."""
 _QUERY_CHUNK = 64
 """Query vectors of one group that are searched at a time, which bounds the memory for an item with many images."""
 
@@ -69,6 +71,8 @@ class Query(NamedTuple):
     """Keys of owners to leave out, because other items stand for them."""
     max_seen: int = MAX_TOP
     """Owners that a cursor may name."""
+    expired: int | None = None
+    """The instant of `View.segments` from which items are hidden; None if nothing has expired."""
 
     @property
     def skipped(self) -> frozenset[int]:
@@ -110,12 +114,15 @@ def search_view(view: View, groups: Sequence[NDArray[np.float32]], query: Query)
 
 def find_candidates(view: View, groups: Sequence[NDArray[np.float32]], query: Query) -> list[Candidates]:
     """Returns the best owners for each group of query vectors; an image counts by its nearest vector."""
-    segments, start = [segment.session() for segment in view.segments(query.filter)], query.start
+    segments, start = [segment.session() for segment in view.segments(query.filter, query.expired)], query.start
     if start and (start.after or len(start.seen) + query.top > query.max_seen):
         return [_search_exhaustively(segments, group, query) for group in groups]
     # One more than wanted shows whether another page follows.
     fetch = query.top + query.skipped_count + 1
-    if view.has_several_images or query.group_by:
+    if query.group_by:
+        sizes = [segment.group_size(query.group_by) for segment in segments]
+        fetch = round(min(_MAX_FETCH / 2, fetch * min(_MAX_GROUP, 0.5 + max(sizes, default=0.0))))
+    elif view.has_several_images:
         fetch *= 2
     if len(groups) == 1 or any(len(group) > 1 for group in groups):
         answers = []
@@ -218,14 +225,16 @@ def to_score(rank: int) -> float:
 def _rank_candidates(results: list[_SegmentResult], query: Query) -> list[Candidate]:
     """Returns all images best first; equal scores by key, so that the same search returns the same list."""
     candidates: list[Candidate] = []
-    for segment, scores, found, _ in results:
-        positions, (keys, owners) = found, segment.keys(found)
+    for segment, scores, positions, _ in results:
+        keys, items = segment.keys(positions)
         ranks = np.rint(scores * np.float64(-SCORE_UNIT)).astype(np.int64)
-        if query.group_by:
-            kept = ~_is_in(owners, query.excluded)
-            ranks, keys, positions = ranks[kept], keys[kept], positions[kept]
-            owners = owner_keys(segment, positions, owners[kept], query.group_by)
-        candidates += zip(ranks.tolist(), keys.tolist(), owners.tolist(), repeat(segment), positions.tolist())
+        owners = owner_keys(segment, positions, items, query.group_by) if query.group_by else items.tolist()
+        found = zip(ranks.tolist(), keys.tolist(), owners, repeat(segment), positions.tolist())
+        if query.group_by and query.excluded:
+            kept = (~_is_in(items, query.excluded)).tolist()
+            candidates += compress(found, kept)
+        else:
+            candidates += found
     candidates.sort(key=_rank_and_key)
     return candidates
 
@@ -325,7 +334,7 @@ def _rank_all(
         if query.group_by:
             kept = ~_is_in(owners, query.excluded)
             positions, ranks, keys = positions[kept], ranks[kept], keys[kept]
-            owners = owner_keys(segment, positions, owners[kept], query.group_by)
+            owners = np.array(owner_keys(segment, positions, owners[kept], query.group_by), np.int64)
         places.append(positions)
         for column, part in zip(columns, (ranks, keys, owners), strict=True):
             column.append(part)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from index.gallery.cursors import PageStart, decode_cursor, encode_cursor, hash_query
 from index.gallery.errors import IndexDamaged, ItemMissing, RankingMissing, SearchError
 from index.gallery.examples import Example, WeightedVectors
+from index.gallery.expiry import current_instant, hide_expired, is_expired
 from index.gallery.filters import Filter
 from index.gallery.ranking.pages import search_ranked
 from index.gallery.ranking.pins import PinReader
@@ -64,9 +65,16 @@ class Searches:
     def item_vectors(self, view: View, item_id: str) -> NDArray[np.float32]:
         """Returns the vectors of an item's images, of which it has at least one."""
         vectors = self._store.read.item_vectors(item_id, view.bundle.key)
-        if not vectors:
+        if not vectors or self._has_expired(view, item_id):
             raise ItemMissing(item_id)
         return np.stack(list(vectors.values()))
+
+    def _has_expired(self, view: View, item_id: str) -> bool:
+        now = current_instant()
+        if view.newest_expiry(now) is None:
+            return False
+        stored = self._store.read.get_item(item_id)
+        return stored is None or is_expired(stored.item.attributes, now)
 
     def run(
         self,
@@ -86,7 +94,7 @@ class Searches:
         query_hash = partial(_hash, groups, filter, min_score, exclude, ranking, negatives)
         cursor = bounds.get("cursor")
         start = decode_cursor(cursor, query_hash()) if cursor else None
-        query = Query(top, filter, min_score, self._keys(exclude), start)
+        query = Query(top, filter, min_score, self._keys(exclude), start, expired=view.newest_expiry(current_instant()))
 
         def find(view: View) -> _Found:
             if ranking is None and not explain and negatives is None:
@@ -141,7 +149,12 @@ class Searches:
         hidden = frozenset((*exclude, *ranking.hide.ids))
         filter = rules.narrow(query.filter)
         pins = PinReader(
-            self._store.read, ranking.pin, view.bundle.key, filter=filter, exclude=hidden, group_by=ranking.group_by
+            self._store.read,
+            ranking.pin,
+            view.bundle.key,
+            filter=hide_expired(filter, current_instant()),
+            exclude=hidden,
+            group_by=ranking.group_by,
         )
         query = query._replace(
             filter=filter,

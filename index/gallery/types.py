@@ -150,6 +150,9 @@ class IndexStats(Frozen):
     target: float | None = Field(default=None, description="the recall@10 that the build aimed at")
     effort: int | None = Field(default=None, description="efSearch or lists to read that reach it; 0: all vectors")
     bytes: int = Field(default=0, description="size of its files; 0 if servers hold them")
+    device: str | None = Field(
+        default=None, description="what compares the vectors: cpu or the names of GPUs; null if servers do"
+    )
 
 
 class GalleryStats(Frozen):

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
-from index.items import Attribute
+from index.items import Attribute, Value
 from index.rankings import Combination, Ranking
 from service.schemas.search import Include
 
@@ -80,7 +80,8 @@ class ItemValues(TypedDict, total=False):
 
     title: str | None
     url: str | None
-    attributes: Mapping[str, Attribute]
+    attributes: Mapping[str, Attribute | Sequence[Value]]
+    expires_at: str | None
 
 
 class ItemChanges(TypedDict, total=False):
@@ -88,7 +89,8 @@ class ItemChanges(TypedDict, total=False):
 
     title: str | None
     url: str | None
-    attributes: Mapping[str, Attribute | None] | None
+    attributes: Mapping[str, Attribute | Sequence[Value] | None] | None
+    expires_at: str | None
 
 
 class JobOptions(TypedDict, total=False):
@@ -101,6 +103,7 @@ class JobOptions(TypedDict, total=False):
     queries: str | None
     expect_recall: float | None
     allow_slow_index: bool
+    lists: Mapping[str, str]
 
 
 @dataclass(frozen=True)

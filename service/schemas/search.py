@@ -1,18 +1,17 @@
 """The wire types of searches."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, model_validator
 from typing_extensions import TypeAliasType
 
 from index.items import MAX_CURSOR_LENGTH, MAX_ID_LENGTH, MAX_TOP, MAX_URL_LENGTH
-from index.rankings import MAX_EXAMPLES, Combination, Explanation, RankingChoice, Window
+from index.rankings import MAX_EXAMPLES, Combination, Explanation, FilterDocument, RankingChoice, Window
 from service.schemas.base import HINTS, MAX_ENTRIES, Attributes, RequestBody
 
 DEFAULT_LIMIT = 12
 Include = TypeAliasType("Include", Literal["attributes", "vectors"])
 """A named type has one schema, which generated clients name as well."""
-FilterDocument = TypeAliasType("FilterDocument", dict[str, Any])
 _Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Box = tuple[_Fraction, _Fraction, _Fraction, _Fraction]
 

@@ -18,6 +18,7 @@ class IndexStatus(BaseModel):
     pending: int = Field(description="images changed since the generation was built; searches include them")
     kind: str | None = Field(description="exact, hnsw or ivf")
     recall: float | None = Field(description="recall@10 against exact search, measured when it was built")
+    device: str | None = Field(description="what compares the vectors: cpu or the names of GPUs; null: servers do")
 
 
 class GalleryStatus(BaseModel):

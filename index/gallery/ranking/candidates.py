@@ -1,6 +1,7 @@
 """What rules read of the candidates of a window: attributes and vectors, each in one read per segment."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import cached_property
 
 import numpy as np
@@ -61,16 +62,17 @@ class CandidateTable:
     @cached_property
     def vectors(self) -> NDArray[np.float32]:
         """Returns the vector of each candidate's best image."""
-        found: NDArray[np.float32] | None = None
-        for segment, rows, positions in self._parts:
-            vectors = segment.vectors(positions)
-            if found is None:
-                found = np.empty((len(self), vectors.shape[1]), np.float32)
+        read = [segment.vectors(positions).astype(np.float32) for segment, _, positions in self._parts]
+        if len(read) == 1:
+            return read[0]
+        found = np.empty((len(self), read[0].shape[1] if read else 0), np.float32)
+        for (_, rows, _), vectors in zip(self._parts, read, strict=True):
             found[rows] = vectors
-        return np.empty((0, 0), np.float32) if found is None else found
+        return found
 
 
 def filter_names(filter: Filter) -> list[str]:
     """Returns the attributes that decide whether an item matches a filter."""
-    inner = (name for negated in filter.negated for name in filter_names(negated))
+    parts = (part for field in fields(filter) for part in getattr(filter, field.name))
+    inner = (name for part in parts if isinstance(part, Filter) for name in filter_names(part))
     return [*dict.fromkeys((*(name for name, _ in filter.conditions), *inner))]

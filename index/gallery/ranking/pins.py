@@ -53,7 +53,7 @@ class PinReader:
         item_ids: Sequence[str],
         bundle: int,
         *,
-        filter: Filter | None,
+        filter: Filter,
         exclude: Collection[str],
         group_by: str | None,
     ) -> None:
@@ -92,7 +92,7 @@ class PinReader:
 
     def _read(self, item_id: str) -> StoredItem | None:
         stored = None if item_id in self._exclude else self._reader.get_item(item_id)
-        return stored if stored and (not self._filter or self._filter.matches(stored.item.attributes)) else None
+        return stored if stored and self._filter.matches(stored.item.attributes) else None
 
     def _vectors(self, item_id: str) -> dict[str, NDArray[np.float32]]:
         return self._reader.item_vectors(item_id, self._bundle)

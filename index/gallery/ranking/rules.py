@@ -4,7 +4,7 @@ Scores and shares are whole millionths, as the ranks of images are: so they add 
 order.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from operator import add
@@ -17,7 +17,7 @@ from index.dates import parse_instant
 from index.gallery.filters import Filter, FilterError, value_type
 from index.gallery.ranking.candidates import CandidateTable
 from index.gallery.search import SCORE_UNIT
-from index.items import Attribute
+from index.items import Attribute, values_of
 from index.rankings import Boost, Explanation, Ranking, Reason, Share, SortBy
 
 _MICROSECONDS_PER_DAY = 86_400 * 10**6
@@ -119,15 +119,16 @@ class RankedWindow:
         if not self._by_score:
             return
         order = np.array(self._by_score)
-        vectors = self._table.vectors[order]
+        vectors = self._table.vectors[order] if self._shares else self._table.vectors
         scores = np.array(self._totals, np.float64)[order]  # whole numbers, which are exact
-        likeness, penalties = np.zeros(len(order), np.float64), np.zeros(len(order), np.float64)
-        for _ in range(len(order)):
-            place = int((scores - penalties).argmax())
-            yield Placed(int(order[place]), int(penalties[place]))
+        scaled = vectors * np.float32(diversity * SCORE_UNIT)
+        penalties, values = np.zeros(len(order), np.float32), scores.copy()
+        for _ in self._by_score:
+            place = int(values.argmax())
+            yield Placed(self._by_score[place], round(float(penalties[place])))
             scores[place] = -np.inf
-            np.maximum(likeness, vectors @ vectors[place], out=likeness)
-            np.rint(likeness * (diversity * SCORE_UNIT), out=penalties)
+            np.maximum(penalties, scaled @ vectors[place], out=penalties)
+            np.subtract(scores, penalties, out=values)
 
     def explain(self, placed: Placed) -> Explanation:
         """Returns why a candidate is where it is."""
@@ -184,7 +185,7 @@ def _compile(boost: Boost, path: str) -> _Rule:
         half_life = boost.half_life_days * _MICROSECONDS_PER_DAY
 
         def share(value: Attribute | None, now: int) -> float:
-            instants = [_parse_instant(one) for one in _values(value) if isinstance(one, str)]
+            instants = [_parse_instant(one) for one in values_of(value) if isinstance(one, str)]
             newest = max((instant for instant in instants if instant is not None), default=None)
             return boost.missing if newest is None else 0.5 ** (max(0, now * 10**6 - newest) / half_life)
 
@@ -201,10 +202,3 @@ def _compile(boost: Boost, path: str) -> _Rule:
             return boost.missing
 
     return shares
-
-
-def _values(value: Attribute | None) -> Sequence[Attribute]:
-    """Returns the values of an attribute: several, one or none."""
-    if isinstance(value, tuple):
-        return value
-    return () if value is None else (value,)

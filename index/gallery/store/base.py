@@ -234,6 +234,9 @@ class ItemStore(Protocol):
     def delete(self, item_ids: Iterable[str], *, expected: Mapping[str, int | None] = ...) -> int:
         """Removes items with their images; unknown ids are ignored."""
 
+    def delete_expired(self, instant: int, limit: int) -> int:
+        """Removes items that have expired at an instant, at most so many; returns how many."""
+
     def put_ranking(
         self,
         name: str,

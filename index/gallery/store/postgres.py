@@ -269,6 +269,10 @@ class PostgresStore:
             writer.remove_items(item_ids)
         return writer.revision
 
+    def delete_expired(self, instant: int, limit: int) -> int:
+        with self._writing() as writer:
+            return writer.remove_expired(instant, limit)
+
     # Rankings
 
     def put_ranking(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from index.errors import LookalikeError
 from index.gallery.errors import RESTORE, StoreError
+from index.gallery.store.rows import EXPIRY_LENGTH, EXPIRY_MARK
 from index.gallery.store.sqlite_connection import StoreConnection, is_read_only, transaction
 
 SCHEMA_VERSION = 5
@@ -58,6 +59,11 @@ CREATE TABLE rankings (
 ) WITHOUT ROWID;
 """
 
+EXPIRY = f"substr(attributes, instr(attributes, '{EXPIRY_MARK}') + {len(EXPIRY_MARK)}, {EXPIRY_LENGTH})"
+HAS_EXPIRY = f"instr(attributes, '{EXPIRY_MARK}') > 0"
+"""Expressions of an item's attributes: the text of its expiry, and whether it has one."""
+_EXPIRY_INDEX = f"CREATE INDEX IF NOT EXISTS items_by_expiry ON items ({EXPIRY}) WHERE {HAS_EXPIRY}"
+
 
 def prepare(connection: StoreConnection) -> None:
     """Creates the tables in a new file; refuses a file that is not a store of this schema version, and keeps it."""
@@ -103,4 +109,5 @@ def _create_tables(connection: StoreConnection) -> None:
             lines = (line for line in tables.splitlines() if not line.startswith("--"))
             for statement in "\n".join(lines).split(";"):
                 connection.execute(statement)
+    connection.execute(_EXPIRY_INDEX)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -26,6 +26,7 @@ from index.gallery.errors import (
     TooManyImages,
     VersionConflict,
 )
+from index.gallery.expiry import expiry_of, is_expired
 from index.gallery.filters import Filter
 from index.gallery.jobs import Job
 from index.gallery.store.base import BundleRow, Changes, FullImageRow, Head, ImageContent, ImageRecord, ImageRow
@@ -146,6 +147,11 @@ class MemoryStore:
             if len(draft.items) != before:
                 draft.revision += 1
         return self.data.revision
+
+    def delete_expired(self, instant: int, limit: int) -> int:
+        expired = [name for name, (_, item, _) in self.data.items.items() if is_expired(item.attributes, instant)]
+        self.delete(expired[:limit])
+        return len(expired[:limit])
 
     def put_ranking(
         self,
@@ -552,6 +558,10 @@ class MemoryBuiltIndex:
 
     def segment(self, filter: Filter | None) -> MemorySegment:
         return MemorySegment([pair for pair in self.rows if filter is None or filter.matches(pair[1].attributes)])
+
+    def newest_expiry(self, instant: int) -> int | None:
+        expiries = (expiry_of(item.attributes) for _, item in self.rows)
+        return max((expiry for expiry in expiries if expiry is not None and expiry <= instant), default=None)
 
     def facets(
         self, count: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""

@@ -161,6 +161,7 @@ def make_old_store(folder: Path) -> None:
         gallery.upsert(TRIO, BUNDLE)
     with closing(sqlite3.connect(folder / STORE_FILE)) as database:
         database.execute("DROP TABLE rankings")
+        database.execute("DROP INDEX items_by_expiry")
         database.execute("PRAGMA user_version = 4")
 
 

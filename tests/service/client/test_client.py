@@ -174,6 +174,11 @@ def test_an_item_is_stored_found_changed_and_deleted(client: Client) -> None:
     client.delete_image(name, "side")
     assert client.get_item(name).images == stored.images
     assert [item.id for item in client.scan({"kind": "mug"})] == [name]
+    several = client.patch_item(name, attributes={"tags": ["new", 5], "kind": []}, expires_at="2100-01-01")
+    assert several.attributes == {"price": 3.5, "tags": ("new", 5)}
+    assert several.expires_at == "2100-01-01T00:00:00Z"
+    assert [item.id for item in client.scan({"any": [{"tags": {"all": ["new", 5]}}, {"kind": "mug"}]})] == [name]
+    assert client.patch_item(name, expires_at=None).expires_at is None
     client.delete_item(name)
     with pytest.raises(ServiceError):
         client.get_item(name)

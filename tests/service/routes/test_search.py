@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import httpx
@@ -375,9 +375,9 @@ def test_progressive_jpeg_with_many_scans_is_refused_quickly(settings: Settings)
     data = out.getvalue()
     data = data[:-2] + data[data.rindex(b"\xff\xda") : -2] * 80 + data[-2:]
     with serving(settings.model_copy(update={"max_pixels": 50_000_000, "max_body_bytes": 2_000_000})) as client:
-        started = perf_counter()
+        used = process_time()
         body = problem(client.post("/v1/search", files={"image": data}), 422, "image-unreadable")
-        assert perf_counter() - started < 0.5
+        assert process_time() - used < 0.5  # of the CPU: other work on the machine does not count
     assert body["detail"] == "The image has 90 scans; the limit at 7000 x 7000 pixels is 10."
 
 
@@ -507,7 +507,7 @@ def test_a_ranking_orders_the_items_and_explains_why(client: httpx.Client) -> No
         assert told["similarity"] == item["score"]
         assert told["score"] == pytest.approx(told["similarity"] + sum(share["share"] for share in told["shares"]))
     assert by_json.json()["items"][0]["explanation"]["reason"] == "pinned"
-    assert by_json.json()["window"] == {"size": 50, "candidates": len(COLOURS) - 2, "exhausted": True}
+    assert by_json.json()["window"] == {"size": 48, "candidates": len(COLOURS) - 2, "exhausted": True}
 
 
 def test_the_pages_of_a_ranked_search_return_every_item_once(client: httpx.Client) -> None:

@@ -1,5 +1,6 @@
 """A generation without what was removed or replaced since it was built."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -43,10 +44,16 @@ class GenerationSegment(LocalSegment):
     def values(self, attribute: str, positions: Positions) -> list[Attribute | None]:
         rows = self._generation.owners[positions]
         values = self._generation.columns.values(attribute, rows)
+        if values is None:
+            return super().values(attribute, positions)
         if self._items:
             newer = map(self._items.get, self._generation.item_keys[rows].tolist())
             values = [item.attributes.get(attribute) if item else old for item, old in zip(newer, values, strict=True)]
         return values
+
+    def group_size(self, attribute: str) -> float:
+        generation = self._generation
+        return generation.columns.group_size(attribute) * generation.images / max(1, len(generation.item_keys))
 
     def positions(self) -> Positions:
         return np.arange(self.count) if self._selection is None else np.flatnonzero(self._selection.mask)
@@ -115,6 +122,11 @@ class MaskedGeneration:
     ) -> Iterator[Facet]:
         return self.generation.columns.facets(count, names, filter=filter, contains=contains)
 
+    def newest_expiry(self, instant: int) -> int | None:
+        expiries = self.generation.expiries
+        position = bisect_right(expiries, instant)
+        return expiries[position - 1] if position else None
+
     def is_due(self, pending: int) -> bool:
         if self.name is None:  # never built: everything is pending
             return self.settings.is_compaction_due(0, self.generation.images + pending)
@@ -132,4 +144,5 @@ class MaskedGeneration:
             target=plan.target,
             effort=plan.effort,
             bytes=self.bytes,
+            device=(gpu.device if (gpu := self.generation.searcher.gpu) else None) or "cpu",
         )

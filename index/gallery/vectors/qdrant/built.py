@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from index.gallery.errors import IndexDamaged, SearchError
 from index.gallery.filters import Filter
 from index.gallery.types import Attribute, Facet, IndexStats, Item, StoredImage
-from index.gallery.vectors.base import LocalSegment, Positions, Queries, Results
+from index.gallery.vectors.base import GROUP_SIZE, LocalSegment, Positions, Queries, Results
 from index.gallery.vectors.faiss.masked import MaskedGeneration
 from index.gallery.vectors.faiss.searcher import EXACT, Searcher, exact_index
 from index.gallery.vectors.qdrant.collection import (
@@ -22,7 +22,7 @@ from index.gallery.vectors.qdrant.collection import (
     Content,
     Neighbours,
 )
-from index.gallery.vectors.qdrant.conditions import translate
+from index.gallery.vectors.qdrant.conditions import translate, translate_for_counting
 from index.gallery.vectors.qdrant.payload import Record
 from index.gallery.vectors.qdrant.settings import QdrantSettings
 
@@ -56,6 +56,8 @@ class QdrantBuiltIndex:
     state: CollectionState
     settings: QdrantSettings
     opened: float = field(default_factory=time.monotonic)
+    first_expiry: int | None = None
+    """An instant before which no item expires; None if none does."""
     gone: frozenset[int] = frozenset()
     """Keys of images that were removed, replaced or added since: the delta holds what there is of them."""
     whole_items: bool = True
@@ -77,10 +79,13 @@ class QdrantBuiltIndex:
     def facets(
         self, count: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""
     ) -> Iterator[Facet]:
-        known = self.collection.names(translate(None, first=True), self.state.fields)
-        matching = translate(filter, first=True)
+        known = self.collection.names(translate_for_counting(None), self.state.fields)
+        matching = translate_for_counting(filter)
         for name in [name for name in names if name in known] if names else known:
             yield self.collection.facet(name, count, matching, contains)
+
+    def newest_expiry(self, instant: int) -> int | None:
+        return instant if self.first_expiry is not None and self.first_expiry <= instant else None
 
     def is_due(self, pending: int) -> bool:
         is_old = time.monotonic() - self.opened > self.settings.max_age
@@ -234,6 +239,9 @@ class QdrantSegment:
 
     def image(self, position: int) -> StoredImage:
         return self._record(position).parse()[1]
+
+    def group_size(self, attribute: str) -> float:
+        return GROUP_SIZE
 
     def values(self, attribute: str, positions: Positions) -> list[Attribute | None]:
         self.hold(positions)

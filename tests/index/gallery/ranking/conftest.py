@@ -18,6 +18,8 @@ def make_variants(count: int) -> list[tuple[Item, list[NewImage]]]:
         own = {
             **({"parent": f"product {number % (count // 3)}"} if number % 5 else {}),
             **({"margin": number % 13 / 13} if number % 4 else {}),
+            "sizes": ("S", "M", "L")[number % 3 : number % 4] or "one",
+            "ratings": (number % 6, number % 7 + 0.5),
             "added": (NOW - timedelta(days=number * 7 % 100)).date().isoformat(),
         }
         entries.append((item.model_copy(update={"attributes": {**item.attributes, **own}}), images))

@@ -59,7 +59,9 @@ class ReferenceRanking:
         groups: dict[object, str] = {}
         for item_id in ids:
             value = self._attributes(item_id).get(self._ranking.group_by)
-            groups.setdefault(("item", item_id) if value is None else ("value", type(value), value), item_id)
+            values = value if isinstance(value, tuple) else (value,)
+            typed = frozenset((type(one), one) for one in values)
+            groups.setdefault(("item", item_id) if value is None else typed, item_id)
         return [*groups.values()]
 
     def score(self, item_id: str) -> float:
@@ -72,7 +74,13 @@ class ReferenceRanking:
         rule = self._ranking.sort_by
         if rule:
             known = [one for one in by_score if rule.attribute in self._attributes(one)]
-            known.sort(key=lambda one: self._attributes(one)[rule.attribute], reverse=rule.order == "descending")
+            descending = rule.order == "descending"
+
+            def key(item_id: str) -> Any:
+                values = self._attributes(item_id)[rule.attribute]
+                return (max if descending else min)(values) if isinstance(values, tuple) else values
+
+            known.sort(key=key, reverse=descending)
             return known + [one for one in by_score if one not in known]
         return [*self._diversify(by_score)] if self._ranking.diversity else by_score
 
@@ -106,6 +114,9 @@ def boost_share(boost: Boost, attributes: Mapping[str, Any], now: float) -> floa
     if boost.filter is not None:
         return boost.weight if Filter.parse(boost.filter).matches(attributes) else 0.0
     value = attributes.get(str(boost.attribute))
+    if isinstance(value, tuple):
+        shares = [boost_share(boost, {str(boost.attribute): one}, now) / boost.weight for one in value]
+        return boost.weight * max(shares)
     if boost.half_life_days is not None:
         if not isinstance(value, str):
             return boost.weight * boost.missing

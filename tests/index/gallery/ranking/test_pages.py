@@ -1,5 +1,6 @@
 """Ranked searches and their pages, compared with a reference on every engine."""
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from index.errors import LookalikeError
 from index.gallery import Gallery, SearchResult, open_gallery
+from index.gallery.errors import ItemMissing
+from index.gallery.examples import Example
 from index.gallery.filters import Filter
 from index.gallery.types import Hit, Item
 from index.rankings import Ranking
-from tests.index.gallery.reference import BUNDLE, Shop, make_entries
+from tests.index.gallery.reference import BUNDLE, Shop, make_entries, photo, unit
 
 from .conftest import NOW, fill_shop
 from .reference import ReferenceRanking
@@ -31,6 +34,15 @@ RANKINGS: list[dict[str, Any]] = [
     {"boosts": BOOSTS[:1], "window": 10},
     {"group_by": "parent"},
     {"group_by": "colour"},
+    {"group_by": "sizes"},
+    {
+        "sort_by": {"attribute": "ratings", "order": "descending"},
+        "boosts": [
+            {"filter": {"any": [{"sizes": "M"}, {"ratings": {"gt": 6}}]}, "weight": 0.1},
+            {"attribute": "ratings", "from": 1, "to": 6, "weight": -0.2},
+        ],
+        "window": 30,
+    },
     {"group_by": "parent", "boosts": BOOSTS, "window": 25},
     {"diversity": 0.4, "window": 30},
     {"diversity": 1, "boosts": BOOSTS[2:3], "group_by": "parent", "window": 15},
@@ -115,7 +127,7 @@ rankings = st.fixed_dictionaries(
     optional={
         "boosts": st.lists(boosts, max_size=4),
         "pin": st.lists(item_ids, unique=True, max_size=4),
-        "group_by": st.sampled_from(["parent", "colour", "unknown", "sale"]),
+        "group_by": st.sampled_from(["parent", "colour", "unknown", "sale", "sizes", "ratings"]),
         "hide": st.fixed_dictionaries({}, optional={
             "ids": st.lists(item_ids, unique=True, max_size=3),
             "filter": st.sampled_from([{"stock": 3}, {"not": {"sale": True}}]),
@@ -127,7 +139,7 @@ orders = st.one_of(
     st.builds(lambda share: {"diversity": share}, st.sampled_from([0.1, 0.5, 1])),
     st.builds(
         lambda name, order: {"sort_by": {"attribute": name, "order": order}},
-        st.sampled_from(["price", "margin", "unknown", "colour"]),
+        st.sampled_from(["price", "margin", "unknown", "colour", "ratings"]),
         st.sampled_from(["ascending", "descending"]),
     ),
 )
@@ -219,7 +231,7 @@ def test_the_result_names_the_window(variants: Shop) -> None:
 
 def test_several_queries_are_ranked_one_by_one(variants: Shop) -> None:
     queries = np.stack([images[0].vector for _, images in make_entries(5, seed=5)])
-    ranking = Ranking.model_validate(RANKINGS[4])
+    ranking = Ranking.model_validate({"group_by": "parent", "boosts": BOOSTS, "window": 25})
     found = variants.gallery.search(queries, bundle_id=BUNDLE, top=20, ranking=ranking)
     assert len(found.windows) == 5 and found.cursor is None
     for query, hits in zip(queries, found.hits, strict=True):
@@ -316,6 +328,49 @@ def test_an_invalid_filter_of_a_rule_is_named(variants: Shop) -> None:
             variants.gallery.search(variants.query[None], bundle_id=BUNDLE, ranking=Ranking.model_validate(document))
 
 
+def test_expired_items_are_neither_pinned_nor_candidates_nor_examples(gallery: Gallery) -> None:
+    past, future = {"expires_at": "2020-01-01"}, {"expires_at": "2100-01-01"}
+    entries = [
+        (Item(id=name, attributes={**own, "parent": "p" if name != "far" else "q"}), [photo("one", unit(1, 0, number))])
+        for number, (name, own) in enumerate((("gone", past), ("near", future), ("far", {}), ("lost", past)))
+    ]
+    gallery.upsert(entries, BUNDLE)
+    for document in (
+        {"pin": ["lost", "far", "gone"]},
+        {"pin": ["lost", "far"], "group_by": "parent"},
+        {"pin": ["gone", "far"], "diversity": 0.1},
+    ):
+        for _ in range(2):
+            found = gallery.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, ranking=Ranking.model_validate(document))
+            assert ids(found.hits[0]) == ["far", "near"]
+            gallery.compact()
+    with pytest.raises(ItemMissing):
+        gallery.search_examples([Example(item_id="near"), Example(item_id="gone", weight=-0.5)])
+
+
 def test_a_new_gallery_has_nothing_to_rank(tmp_path: Path) -> None:
     with open_gallery(tmp_path / "gallery", create=True) as gallery:
         assert gallery.search(np.ones((1, 3), np.float32), bundle_id=BUNDLE, ranking=Ranking(diversity=1)).hits == [[]]
+
+
+def test_the_largest_window_takes_a_few_megabytes(gallery: Gallery) -> None:
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(600, 512)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    entries = [
+        (Item(id=str(number), attributes={"price": number}), [photo("one", vector)])
+        for number, vector in enumerate(vectors)
+    ]
+    gallery.upsert(entries, BUNDLE)
+    gallery.activate(BUNDLE)
+    ranking = Ranking.model_validate({"diversity": 0.5, "window": 500, "boosts": BOOSTS})
+    gallery.search(vectors[:1], bundle_id=BUNDLE, top=500, ranking=ranking)
+    tracemalloc.start()
+    try:
+        found = gallery.search(vectors[:1], bundle_id=BUNDLE, top=500, ranking=ranking, explain=True)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(found.hits[0]) == 500
+    if gallery.address != "memory":
+        assert peak < 6 * 2**20
