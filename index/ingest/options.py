@@ -4,7 +4,7 @@ Imports neither NumPy nor an engine, so that the HTTP client and `lookalike --he
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from typing_extensions import TypeAliasType
@@ -12,9 +12,15 @@ from typing_extensions import TypeAliasType
 from index._util.addresses import AllowedAddresses
 from index._util.models import Frozen
 
+SourceFormat = Literal["table", "google-merchant", "shopify", "woocommerce", "google-product-search"]
+
 
 def _parse_columns(value: Any) -> Any:
     return _parse_pairs(value, "NAME=COLUMN, such as item_id=sku")
+
+
+def _parse_mirrors(value: Any) -> Any:
+    return _parse_pairs(value, "PREFIX=FOLDER, such as https://cdn.shop.example/=/srv/photos")
 
 
 def _parse_lists(value: Any) -> Any:
@@ -91,8 +97,11 @@ class ReindexOptions(CommonOptions):
 
     source: list[str] = Field(
         min_length=1,
-        description="Tables (CSV, JSON lines, Parquet: item_id, image, ...), or folders with one folder per item: "
-        "paths, quoted patterns, s3:// and https:// addresses.",
+        description="Tables (CSV, JSON lines, Parquet: item_id, image, ...), feeds of shops, or folders with one "
+        "folder per item: paths, quoted patterns, s3:// and https:// addresses.",
+    )
+    format: SourceFormat | None = Field(
+        default=None, description="Format of the tables. Default: recognised by their content."
     )
     gallery: str = Field(min_length=1, description="Address of the gallery: a folder or postgresql://...")
     bundle: Path = Field(description="Folder of the exported model.")
@@ -104,6 +113,10 @@ class ReindexOptions(CommonOptions):
     )
     images: str | None = Field(
         default=None, description="Folder that image paths are relative to. Default: the table's own."
+    )
+    mirror: Annotated[dict[str, str], BeforeValidator(_parse_mirrors)] = Field(
+        default={},
+        description="Folder with copies of the photos whose addresses begin with PREFIX, which are read instead.",
     )
     allow_folder: list[str] = Field(
         default=[],

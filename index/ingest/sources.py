@@ -4,15 +4,19 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from pydantic import ValidationError
 
 from index._util.validation import explain_errors, format_value
-from index.embedding.images import DEFAULT_LIMITS, ImageLimits
+from index.embedding.images import DEFAULT_LIMITS, ImageLimits, Region
 from index.errors import LookalikeError
 from index.ingest.attribute_types import AttributeTypes
+from index.ingest.feeds import open_catalogue
 from index.ingest.folders import UNSUPPORTED_SUFFIXES, ProductFolder, product_folders
+from index.ingest.options import SourceFormat
 from index.ingest.places import (
+    HTTP,
     OWN_FOLDER,
     AllowedPlaces,
     file_name,
@@ -23,7 +27,7 @@ from index.ingest.places import (
 )
 from index.ingest.plugins import PLUGIN_TABLE, find_plugin
 from index.ingest.remote_files import FileReader
-from index.ingest.tables import Row, open_table, parse_cell, parse_value, split_cell, to_attribute
+from index.ingest.tables import Row, parse_cell, parse_value, split_cell, to_attribute
 from index.items import EXPIRES_AT, MAX_ID_LENGTH, Item, check_expiry
 
 _REQUIRED = ("item_id", "image")
@@ -41,6 +45,8 @@ class SourceImage(NamedTuple):
     place: str
     folder: str
     """The folder that it must be in, unless more is allowed."""
+    region: Region | None = None
+    """The part of the photo to index; default: all of it."""
 
 
 class BadRow(NamedTuple):
@@ -87,11 +93,15 @@ class Source:
         lists: Mapping[str, str] = {},
         images: str | None = None,
         fallback_images: str | None = None,
+        format: SourceFormat | None = None,
+        mirrors: Mapping[str, str] = {},
         allowed: AllowedPlaces = OWN_FOLDER,
     ) -> None:
         """`lists` maps attributes to the separator of their values.
 
-        Image paths are relative to `images`; default: the folder of their table, then `fallback_images`.
+        Image paths are relative to `images`; default: the folder of their table, then `fallback_images`. `mirrors` are
+        folders with copies of the photos whose addresses begin with their keys. Without a `format`, the content
+        decides.
         """
         if unknown := sorted(set(columns) - set(_FIELDS)):
             raise LookalikeError(f"There is no field {unknown[0]!r} to map a column to.", f"Use {', '.join(_FIELDS)}.")
@@ -102,9 +112,12 @@ class Source:
         self._lists = lists
         self._images = images
         self._fallback_images = fallback_images
+        self._format: SourceFormat | None = format
+        self._mirrors = dict(mirrors)
         self.allowed = allowed
         self._files = FileReader(allowed)
         self._copies: dict[str, Path] = {}
+        self._notes: list[str] = []
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     @property
@@ -119,6 +132,7 @@ class Source:
         schemes: set[str] = set()
         types = AttributeTypes()
         first_bad: list[BadRow] = []
+        self._notes.clear()
         for place in self.places():
             is_table = not _is_folder(place)
             tables += is_table
@@ -136,7 +150,7 @@ class Source:
                     for image in entry.images
                     if url_scheme(image.place) and self.allowed.permits(image.place, image.folder)
                 }
-        summary = SourceSummary(tables, rows, images, bad_rows, tuple(first_bad), types.warnings())
+        summary = SourceSummary(tables, rows, images, bad_rows, tuple(first_bad), (*self._notes, *types.warnings()))
         self._check_content(summary, names)
         for scheme in sorted(schemes):
             self._files.filesystem(scheme)
@@ -181,17 +195,20 @@ class Source:
             yield from self._folder_entries(local_path(place))
             return
         plugin = find_plugin(place)
-        table = open_table(self._local_copy(place), PLUGIN_TABLE if plugin else file_name(place), place)
+        name = PLUGIN_TABLE if plugin else file_name(place)
+        required = [[self._columns[field]] for field in _REQUIRED]
+        kind = "table" if plugin else self._format
+        table = open_catalogue(self._local_copy(place), name, place, kind, columns=required)
         if table.columns is not None:
             self._check_columns(place, table.columns)
-        is_text = file_name(place).lower().removesuffix(".gz").endswith(".csv")
         for row in table.rows:
             try:
-                yield self._entry(row, self._images or ("." if plugin else parent_folder(place)), is_text)
+                yield self._entry(row, self._images or ("." if plugin else parent_folder(place)), table.is_text)
             except ValueError as error:
                 yield BadRow(
                     f"{place}, {row.where}", _problem(error), _known_id(row.values.get(self._columns["item_id"]))
                 )
+        self._notes += table.notes
 
     def _local_copy(self, place: str) -> Path:
         """Returns the path of a table on this machine, written there the first time if it comes from elsewhere."""
@@ -231,9 +248,10 @@ class Source:
             attributes={**self._typed(kept, is_text), **expiry},
         )
         values, ids = _images(own["image"], own.get("image_id"))
+        regions = row.regions or [None] * len(values)
         found = [
-            SourceImage(item, image_id, *self._locate(folder, value))
-            for value, image_id in zip(values, ids, strict=True)
+            SourceImage(item, image_id, *self._locate(folder, value), region)
+            for value, image_id, region in zip(values, ids, regions, strict=True)
         ]
         return _Entry(frozenset(others), found)
 
@@ -250,6 +268,12 @@ class Source:
 
     def _locate(self, folder: str, value: str) -> tuple[str, str]:
         """Returns the place of an image, and the folder that it must be in."""
+        for prefix, copies in self._mirrors.items():
+            if value.startswith(f"{prefix.rstrip('/')}/"):
+                path = value.removeprefix(prefix).lstrip("/")
+                if url_scheme(value) in HTTP:
+                    path = unquote(path.partition("?")[0].partition("#")[0])
+                return resolve_place(copies, path), copies
         place, fallback = resolve_place(folder, value), self._fallback_images
         if fallback is None or url_scheme(place) or local_path(place).exists():
             return place, folder

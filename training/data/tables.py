@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from index.ingest.feeds import open_catalogue
 from index.ingest.places import local_path, url_scheme
-from index.ingest.tables import open_table
 from training.data.dataset import Box, DataSet, Photo, count_noun, data_from_lists, drop_missing, split_by_class
 from training.errors import TrainingError
 
@@ -91,7 +91,9 @@ def _read_rows(spec: TableSpec) -> tuple[list[tuple[str | None, Photo]], tuple[s
     file = spec.file
     if not file.is_file():
         raise TrainingError(f"No table at {file}.", f"Name a CSV or Parquet file with columns {', '.join(_KNOWN)}.")
-    table = open_table(file, file.name, str(file))
+    mapped = [(spec.columns.get(name) or spec.columns.get(other), name, other) for name, other in _SYNONYMS.items()]
+    required = [[column] if column else [name, other] for column, name, other in mapped]
+    table = open_catalogue(file, file.name, str(file), columns=required)
     rows = list(table.rows)
     columns = list(dict.fromkeys(table.columns or (column for row in rows for column in row.values)))
     named = _find_columns(spec, columns)

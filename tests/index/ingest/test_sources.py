@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from index.embedding.images import ImageError, Region
 from index.errors import LookalikeError
 from index.ingest.sources import BadRow, Source, SourceImage, SourceSummary
 from index.items import Attribute, Item
@@ -379,3 +380,88 @@ def test_photos_without_a_folder_of_their_item_are_explained(tmp_path: Path) -> 
 def test_a_folder_with_one_folder_per_item_is_a_source(tmp_path: Path) -> None:
     images = list(Source([write_tiny_folder(tmp_path / "photos", views=2)]))
     assert len(images) == 16 and images[0].item.id == "blue" and images[0].image_id == "0.jpg"
+
+
+PRODUCT = "Handle,Title,Vendor,Image Src,Variant Price,Status\nmug,Mug,Potter,mug.jpg,9.50,active\n"
+
+
+def test_a_feed_gives_items_with_typed_attributes(tmp_path: Path) -> None:
+    (tmp_path / "products.csv").write_text(PRODUCT)
+    item = Item(
+        id="mug",
+        title="Mug",
+        attributes={"item_group_id": "mug", "brand": "Potter", "price": 9.5, "availability": "in_stock"},
+    )
+    source = Source([tmp_path / "products.csv"])
+    assert list(source) == [SourceImage(item, "mug.jpg", str(tmp_path / "mug.jpg"), str(tmp_path))]
+    kept = Source([tmp_path / "products.csv"], attributes=["price"])
+    assert [image.item.attributes for image in kept] == [{"price": 9.5}]
+
+
+def test_a_feed_is_a_plain_table_if_the_columns_that_are_mapped_are_in_it(tmp_path: Path) -> None:
+    table = tmp_path / "products.csv"
+    table.write_text(PRODUCT)
+    plain = Source([table], columns={"item_id": "Handle", "image": "Image Src"})
+    assert [image.item.attributes["Vendor"] for image in plain] == ["Potter"]
+    feed = Source([table], columns={"item_id": "brand"})
+    assert [image.item.id for image in feed] == ["Potter"]
+    with pytest.raises(LookalikeError, match="no column 'item_id' and no 'image'; it has Handle"):
+        Source([table], format="table").check()
+
+
+def test_what_a_feed_leaves_out_is_a_warning(tmp_path: Path) -> None:
+    table = tmp_path / "products.csv"
+    table.write_text(f"{PRODUCT}plate,Plate,Potter,plate.jpg,9.50,draft\n")
+    for source in (Source([table]), Source([table])):
+        summary = source.check()
+        assert summary.warnings == (f"{table}: 1 product not published, drafts or archived: left out.",)
+        assert (summary.rows, summary.images) == (1, 1)
+
+
+def test_bad_entries_of_a_feed_are_bad_rows_with_their_item(tmp_path: Path) -> None:
+    feed = tmp_path / "feed.txt"
+    feed.write_text(f"id\timage_link\ttitle\n1\t1.jpg\tM\n2\t\tM\n3\t3.jpg\t{'x' * 1001}\n")
+    first, second, third = Source([feed]).rows()
+    assert isinstance(first, SourceImage)
+    assert second == BadRow(f"{feed}, line 3", "no value for 'image_link'", "2")
+    assert isinstance(third, BadRow)
+    assert (third.item_id, third.where) == ("3", f"{feed}, line 4")
+    assert "title" in third.problem
+
+
+def test_regions_of_photos_are_kept(tmp_path: Path) -> None:
+    table = tmp_path / "import.csv"
+    table.write_text('gs://shop/1.jpg,a,s,p,toys-v2,,,"0.1,0.1,0.5,0.5"\ngs://shop/1.jpg,b,s,p,toys-v2\n')
+    images = list(Source([table], mirrors={"gs://shop": str(tmp_path)}))
+    assert [(image.image_id, image.place, image.region) for image in images] == [
+        ("a", str(tmp_path / "1.jpg"), Region(0.1, 0.1, 0.5, 0.5)),
+        ("b", str(tmp_path / "1.jpg"), None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ("https://cdn.example/m/a%20b/1.jpg?v=2#top", "{root}/copies/a b/1.jpg"),
+        ("https://cdn.example/media/1.jpg", "https://cdn.example/media/1.jpg"),
+        ("gs://shop/a%20b.jpg", "{root}/copies/a%20b.jpg"),
+        ("gs://shop-2/1.jpg", "gs://shop-2/1.jpg"),
+        ("1.jpg", "{root}/1.jpg"),
+    ],
+)
+def test_copies_of_photos_are_read_instead_of_their_addresses(tmp_path: Path, value: str, place: str) -> None:
+    table = write_csv(tmp_path / "t.csv", [{"item_id": "a", "image": value}])
+    copies = str(tmp_path / "copies")
+    (image,) = Source([table], mirrors={"https://cdn.example/m": copies, "gs://shop/": copies})
+    assert (image.place, image.image_id) == (place.format(root=tmp_path), value)
+
+
+def test_a_copy_is_below_the_folder_of_copies(tmp_path: Path) -> None:
+    (tmp_path / "copies").mkdir()
+    (tmp_path / "secret.jpg").write_bytes(PHOTO)
+    table = write_csv(tmp_path / "t.csv", [{"item_id": "a", "image": "gs://shop/../secret.jpg"}])
+    source = Source([table], mirrors={"gs://shop": str(tmp_path / "copies")})
+    (image,) = source
+    with pytest.raises(ImageError) as caught:
+        source.read(image)
+    assert caught.value.reason == "forbidden"
