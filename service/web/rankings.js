@@ -5,7 +5,7 @@ import { announce, cloneTemplate, element } from "./dom.js";
 import { hasSearch, onSearch, searchWith } from "./search.js";
 
 const SHOWN = 12; // items of each order
-const DEFAULT_WINDOW = 50; // of the service
+const MIN_LIMIT = 100; // more than the service's default window
 const MAX_LIMIT = 1000;
 const EXAMPLE = { boosts: [{ weight: 0.1, filter: { in_stock: true } }], diversity: 0.2 };
 
@@ -40,21 +40,10 @@ element("rankings-stored").addEventListener("change", ({ target }) => {
   preview();
 });
 
-/** Formats rules without those that do nothing. */
-function formatRules(ranking) {
-  const isSet = ([, value]) => value !== null && value !== 0 && !(typeof value === "object" && isEmpty(value));
-  const isEmpty = (value) => !Object.values(value).some((one) => isSet(["", one]));
-  const { window = DEFAULT_WINDOW, boosts = [], hide = {}, ...others } = ranking;
-  const compact = {
-    ...others,
-    hide: Object.fromEntries(Object.entries(hide).filter(isSet)),
-    boosts: boosts.map((boost) => Object.fromEntries(Object.entries(boost).filter(([key, value]) => (
-      value !== null && !(key === "missing" && value === 0)
-    )))),
-    ...(window !== DEFAULT_WINDOW && { window }),
-  };
-  return JSON.stringify(Object.fromEntries(Object.entries(compact).filter(isSet)), null, 2);
-}
+/** Formats rules without empty parts. */
+const formatRules = (ranking) => JSON.stringify(ranking, (_, value) => isEmpty(value) ? undefined : value, 2);
+
+const isEmpty = (value) => value === null || (typeof value === "object" && Object.values(value).every(isEmpty));
 
 async function save() {
   const ranking = readRules();
@@ -106,7 +95,7 @@ const preview = () => attempt(async (signal) => {
   if (!hasSearch()) return;
   // All candidates of the first window, so that an item that is missing from them was hidden or grouped.
   const pins = Array.isArray(ranking.pin) ? ranking.pin.length : 0;
-  const limit = Math.min(MAX_LIMIT, Math.max(2 * SHOWN, ranking.window || DEFAULT_WINDOW) + pins);
+  const limit = Math.min(MAX_LIMIT, Math.max(MIN_LIMIT, ranking.window || 0) + pins);
   const [before, after] = await Promise.all([null, ranking].map((one) => searchWith(one, limit, signal)));
   showOrders(before.items, after.items, ranking);
   announce("The two orders are shown.");
