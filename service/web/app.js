@@ -5,7 +5,9 @@ import { element } from "./dom.js";
 import { clearFilter, loadFacets, onFilterChange } from "./filters.js";
 import { onOptionsChange } from "./options.js";
 import { showRankings } from "./rankings.js";
-import { addPhotos, loadMore, refine, restoreFromUrl, retry, searchExample, searchPhoto, setGallery } from "./search.js";
+import {
+  addPhotos, loadMore, refine, restoreFromUrl, retry, searchExample, searchPhoto, setGallery,
+} from "./search.js";
 import { pollStatus } from "./status.js";
 import { onPhoto, showExamples } from "./upload.js";
 

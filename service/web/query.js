@@ -159,7 +159,8 @@ function showList(examples) {
   element("query-examples-section").hidden = list.children.length === 0;
   if (focused < 0) return;
   const next = list.children[Math.min(focused, list.children.length - 1)];
-  const target = next?.querySelector(`.${button}:enabled:not([hidden])`) ?? next?.querySelector(":enabled:not([hidden])");
+  const usable = [...next?.querySelectorAll(":enabled:not([hidden])") ?? []];
+  const target = usable.find(({ className }) => className === button) ?? usable[0];
   (target ?? element("results-title")).focus({ preventScroll: true });
 }
 

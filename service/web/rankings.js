@@ -1,6 +1,6 @@
 // Ranking rules, for operators: the current query in the order of its similarity and in the order of the rules.
 
-import { fetchJson } from "./api.js";
+import { fetchJson, Problem } from "./api.js";
 import { announce, cloneTemplate, element } from "./dom.js";
 import { hasSearch, onSearch, searchWith } from "./search.js";
 
@@ -28,7 +28,8 @@ async function loadStored(chosen) {
   stored.clear();
   for (const ranking of rankings) stored.set(ranking.name, ranking);
   element("rankings-stored").replaceChildren(
-    new Option("New rules", ""), ...rankings.map((one) => new Option(`${one.name} · version ${one.version}`, one.name)),
+    new Option("New rules", ""),
+    ...rankings.map((one) => new Option(`${one.name} · version ${one.version}`, one.name)),
   );
   element("rankings-stored").value = chosen;
 }
@@ -46,17 +47,25 @@ const formatRules = (ranking) => JSON.stringify(ranking, (_, value) => isEmpty(v
 const isEmpty = (value) => value === null || (typeof value === "object" && Object.values(value).every(isEmpty));
 
 async function save() {
-  const ranking = readRules();
-  const known = stored.get(name.value);
-  const headers = {
-    "Content-Type": "application/json",
-    // Nobody's change is lost: not to a version that this page has not shown.
-    ...(known ? { "If-Match": `"${known.version}"` } : { "If-None-Match": "*" }),
-  };
-  const address = `v1/rankings/${encodeURIComponent(name.value)}`;
-  const { version } = await fetchJson(address, { method: "PUT", body: JSON.stringify(ranking), headers });
-  await loadStored(name.value);
-  element("rankings-state").textContent = `Stored as ${name.value}, version ${version}.`;
+  const body = JSON.stringify(readRules());
+  const wanted = name.value;
+  const known = element("rankings-stored").value === wanted ? stored.get(wanted) : undefined;
+  // Only the version that was loaded into the editor is replaced, so that nobody's change is lost.
+  const condition = known ? { "If-Match": `"${known.version}"` } : { "If-None-Match": "*" };
+  const headers = { "Content-Type": "application/json", ...condition };
+  try {
+    const { version } = await fetchJson(`v1/rankings/${encodeURIComponent(wanted)}`, { method: "PUT", body, headers });
+    await loadStored(wanted);
+    element("rankings-state").textContent = `Stored as ${wanted}, version ${version}.`;
+    announce(element("rankings-state").textContent);
+  } catch (error) {
+    if (error.status !== 412) throw error;
+    await loadStored("");
+    throw new Problem({
+      status: 412, title: "Not stored", detail: `There is a ranking ${wanted} that is not the one you loaded.`,
+      remedy: "Load it to see its rules, or store yours under another name.",
+    });
+  }
 }
 
 // --- preview --------------------------------------------------------------------------------------------

@@ -140,7 +140,8 @@ function createCard(item, actions) {
   find(".unlike").addEventListener("click", () => actions.unlike(item));
   find(".title").append(createTitle(item));
   find(".title").title = name; // long titles are truncated, as are the facts
-  const facts = Object.entries(others).filter(([attribute]) => !isGroup(attribute)).map((entry) => isolate(formatFact(entry)));
+  const facts = Object.entries(others).filter(([attribute]) => !isGroup(attribute))
+    .map((entry) => isolate(formatFact(entry)));
   find(".facts").append(...facts.flatMap((fact, index) => [index ? " · " : "", fact]));
   find(".facts").title = find(".facts").textContent;
   find(".price").textContent = formatPrice(price, currency);

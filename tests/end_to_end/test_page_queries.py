@@ -249,8 +249,8 @@ def test_rules_are_previewed_next_to_the_plain_order_and_stored(page: Page, addr
     expect(panel.get_by_label("Store as")).to_be_focused()  # it needs a name
     panel.get_by_label("Store as").fill("autumn")
     panel.get_by_role("button", name="Save").click()
-    state = panel.get_by_role("status")
-    expect(state).to_contain_text("Stored as autumn, version ")
+    expect(panel.get_by_text("Stored as autumn, version ")).to_be_visible()
+    expect(page.get_by_role("status")).to_contain_text("Stored as autumn")
     stored = httpx.get(f"{address}/v1/rankings/autumn").raise_for_status().json()
     expect(panel.get_by_label("Stored ranking").locator("option").last).to_have_text(
         f"autumn · version {stored['version']}"
@@ -272,7 +272,7 @@ def test_change_of_somebody_else_is_not_overwritten(browser: Browser, address: s
         httpx.put(f"{address}/v1/rankings/winter", json={"diversity": 0.5}).raise_for_status()
         panel.get_by_label("Store as").fill("winter")
         panel.get_by_role("button", name="Save").click()
-        expect(panel.get_by_role("alert")).to_contain_text("does not match the condition")
+        expect(panel.get_by_role("alert")).to_contain_text("not the one you loaded")
     assert httpx.get(f"{address}/v1/rankings/winter").json()["ranking"]["diversity"] == 0.5
 
 
