@@ -6,7 +6,6 @@ and the next one begins when it is used up. What is written in between can neith
 a window returns no more items than its size.
 """
 
-import time
 from itertools import islice
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.gallery.cursors import PageStart
+from index.gallery.expiry import current_instant
 from index.gallery.ranking.candidates import CandidateTable
 from index.gallery.ranking.pins import PinReader
 from index.gallery.ranking.rules import Rules
@@ -92,7 +92,7 @@ class _Windows:
         # A cursor names the items of earlier windows and those of its own.
         self._query = query._replace(max_seen=MAX_TOP - self._size)
         self._start = query.start or PageStart()
-        self._now = self._start.time or int(time.time())
+        self._now = self._start.time or current_instant() // 10**6
 
     def page(self, hits: list[Hit]) -> RankedPage:
         """Adds up to `top` hits to those of pinned items."""
