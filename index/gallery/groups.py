@@ -2,6 +2,7 @@
 
 from functools import lru_cache
 from hashlib import blake2b
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,11 +18,9 @@ _GROUP_BIT = 1 << 62
 def owner_keys(segment: Segment, positions: Positions, items: NDArray[np.int64], attribute: str) -> list[int]:
     """Returns for each position the key of its group: that of its item, if the item does not have the attribute."""
     values = segment.values(attribute, positions)
-    # The key of a single value, which is the usual case, is cached.
-    return [
-        item if value is None else group_key(value) if isinstance(value, tuple) else _hash_value(value)
-        for item, value in zip(items.tolist(), values, strict=True)
-    ]
+    if not {*map(type, values)} & {type(None), tuple}:  # the usual case, without a step per value
+        return list(map(_hash_value, cast(list[Value], values)))
+    return [item if value is None else group_key(value) for item, value in zip(items.tolist(), values, strict=True)]
 
 
 def group_key(value: Attribute) -> int:

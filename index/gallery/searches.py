@@ -94,13 +94,14 @@ class Searches:
         query_hash = partial(_hash, groups, filter, min_score, exclude, ranking, negatives)
         cursor = bounds.get("cursor")
         start = decode_cursor(cursor, query_hash()) if cursor else None
-        query = Query(top, filter, min_score, self._keys(exclude), start, expired=view.newest_expiry(current_instant()))
+        wanted, now = Query(top, filter, min_score, self._keys(exclude), start), current_instant()
 
         def find(view: View) -> _Found:
+            query = wanted._replace(expired=view.newest_expiry(now))
             if ranking is None and not explain and negatives is None:
                 pages = search_view(view, groups, query) if groups else []
                 return _Found([hits for hits, _ in pages], pages[0][1] if pages else None, [])
-            return self._find_ranked(view, groups, query, Rules(ranking or _PLAIN, negatives), exclude, explain)
+            return self._find_ranked(view, groups, query, Rules(ranking or _PLAIN, negatives), exclude, explain, now)
 
         try:
             found = find(view)
@@ -144,6 +145,7 @@ class Searches:
         rules: Rules,
         exclude: Sequence[str],
         explain: bool,
+        now: int,
     ) -> _Found:
         ranking = rules.ranking
         hidden = frozenset((*exclude, *ranking.hide.ids))
@@ -153,6 +155,7 @@ class Searches:
             ranking.pin,
             view.bundle.key,
             filter=filter,
+            now=now,
             exclude=hidden,
             group_by=ranking.group_by,
         )

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from index.gallery.expiry import current_instant, is_expired
+from index.gallery.expiry import is_expired
 from index.gallery.filters import Filter
 from index.gallery.groups import group_key
 from index.gallery.search import SCORE_UNIT, to_score
@@ -55,12 +55,14 @@ class PinReader:
         bundle: int,
         *,
         filter: Filter | None,
+        now: int,
         exclude: Collection[str],
         group_by: str | None,
     ) -> None:
         self._reader = reader
         self._bundle = bundle
         self._filter = filter
+        self._now = now
         self._exclude = exclude
         self._group_by = group_by
         self.count = len(item_ids)
@@ -93,7 +95,7 @@ class PinReader:
 
     def _read(self, item_id: str) -> StoredItem | None:
         stored = None if item_id in self._exclude else self._reader.get_item(item_id)
-        if stored is None or is_expired(stored.item.attributes, current_instant()):
+        if stored is None or is_expired(stored.item.attributes, self._now):
             return None
         return stored if self._filter is None or self._filter.matches(stored.item.attributes) else None
 
