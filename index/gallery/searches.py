@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from index.gallery.cursors import PageStart, decode_cursor, encode_cursor, hash_query
 from index.gallery.errors import IndexDamaged, ItemMissing, RankingMissing, SearchError
 from index.gallery.examples import Example, WeightedVectors
-from index.gallery.expiry import current_instant, hide_expired, is_expired
+from index.gallery.expiry import current_instant, is_expired
 from index.gallery.filters import Filter
 from index.gallery.ranking.pages import search_ranked
 from index.gallery.ranking.pins import PinReader
@@ -154,7 +154,8 @@ class Searches:
             self._store.read,
             ranking.pin,
             view.bundle.key,
-            filter=hide_expired(filter, now),
+            filter=filter,
+            now=now,
             exclude=hidden,
             group_by=ranking.group_by,
         )

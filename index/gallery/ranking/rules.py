@@ -120,7 +120,7 @@ class RankedWindow:
             return
         order = np.array(self._by_score)
         vectors = self._table.vectors[order] if self._shares else self._table.vectors
-        scores = np.array(self._totals, np.float64)[order]  # whole numbers, which are exact
+        scores = np.array(self._totals, np.float32)[order]  # whole numbers of some millions, which are exact
         scaled = vectors * np.float32(diversity * SCORE_UNIT)
         penalties, values = np.zeros(len(order), np.float32), scores.copy()
         for _ in self._by_score:

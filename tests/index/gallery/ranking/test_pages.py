@@ -58,7 +58,7 @@ RANKINGS: list[dict[str, Any]] = [
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stops the clock that dates are compared with."""
-    monkeypatch.setattr("index.gallery.ranking.pages.time.time", NOW.timestamp)
+    monkeypatch.setattr("index.gallery.ranking.pages.current_instant", lambda: round(NOW.timestamp() * 1e6))
 
 
 def pages(gallery: Gallery, query: Any, size: int, **bounds: Any) -> Iterator[SearchResult]:
@@ -315,7 +315,8 @@ def test_dates_are_compared_with_the_time_of_the_first_page(variants: Shop, monk
     found: list[str] = []
     for number, page in enumerate(pages(variants.gallery, variants.query, 10, ranking=ranking)):
         found += ids(page.hits[0])
-        monkeypatch.setattr("index.gallery.ranking.pages.time.time", lambda days=number: NOW.timestamp() + days * 1e6)
+        later = round((NOW.timestamp() + (number + 1) * 1e6) * 1e6)
+        monkeypatch.setattr("index.gallery.ranking.pages.current_instant", lambda later=later: later)
     assert found == expected.ids
 
 
