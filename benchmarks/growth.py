@@ -7,6 +7,7 @@ those of `gallery.py`. What an earlier run has finished is reused, with --dir.
 
 import argparse
 import json
+import logging
 import resource
 import shutil
 import statistics
@@ -37,7 +38,7 @@ from index.gallery.vectors.faiss.generation import (
     write_generation,
 )
 from index.gallery.vectors.faiss.index import GENERATIONS
-from index.gallery.vectors.faiss.searcher import EXACT, AllowList, Searcher
+from index.gallery.vectors.faiss.searcher import EXACT, AllowList, Searcher, sequential_reads
 from index.gallery.vectors.faiss.settings import IndexKind
 
 FULL, QUICK = (512, [10_000, 100_000, 1_000_000, 4_000_000, 10_000_000]), (64, [2_000, 25_000])
@@ -62,6 +63,8 @@ def main() -> None:
     arguments = parser.parse_args()
     size, counts = QUICK if arguments.quick else FULL
     if arguments.role:
+        logging.basicConfig(format="%(asctime)s %(message)s")
+        logging.getLogger(builder.__name__).setLevel(logging.DEBUG)
         [count] = arguments.count
         place = Place(arguments.dir, count, size, arguments.kind)
         print(json.dumps(ROLES[arguments.role](place)))
@@ -227,7 +230,8 @@ def search(place: Place) -> dict[str, Any]:
         walls.append(count / (time.perf_counter() - begin))
         cpus.append(count / (time.thread_time() - used))
         begin = time.thread_time()
-        searcher.storage.search(queries[:1], TOP)
+        with sequential_reads(searcher.storage):
+            searcher.storage.search(queries[:1], TOP)
         scans.append(1 / (time.thread_time() - begin))
     return {
         "first_seconds": first,

@@ -38,12 +38,17 @@ class Node:
     def __init__(self, folder: Path, number: int, ports: tuple[int, int, int], first: int | None) -> None:
         self._folder = folder / f"node-{number}"
         self._folder.mkdir(parents=True)
-        self.http, self.grpc, self._p2p = ports
-        self.p2p = f"http://127.0.0.1:{self._p2p}"
+        self.http, self.grpc, self.p2p_port = ports
+        self.p2p = f"http://127.0.0.1:{self.p2p_port}"
         self._arguments = ["--uri", self.p2p]
         if first is not None:
             self._arguments += ["--bootstrap", f"http://127.0.0.1:{first}"]
         self._process: subprocess.Popen[bytes] | None = None
+
+    def be_reached_at(self, port: int) -> None:
+        """Lets the other nodes reach this one at a port that leads to its own; before its first start."""
+        self.p2p = f"http://127.0.0.1:{port}"
+        self._arguments[1] = self.p2p
 
     def start(self) -> None:
         settings = {
@@ -51,7 +56,7 @@ class Node:
             "SERVICE__HTTP_PORT": self.http,
             "SERVICE__GRPC_PORT": self.grpc,
             "CLUSTER__ENABLED": "true",
-            "CLUSTER__P2P__PORT": self._p2p,
+            "CLUSTER__P2P__PORT": self.p2p_port,
             # Nodes that are killed and started again must be noticed within a test.
             "CLUSTER__CONSENSUS__TICK_PERIOD_MS": 50,
             "STORAGE__STORAGE_PATH": self._folder / "storage",
@@ -79,6 +84,15 @@ class Node:
                 assert self._process and self._process.poll() is None, (self._folder / "log").read_text()
                 assert time.monotonic() < deadline, f"{self._folder.name} does not start"
                 time.sleep(0.05)
+
+    def pause(self) -> None:
+        """Stops the process without ending it, as a machine that hangs."""
+        assert self._process
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process
+        self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         if self._process:

@@ -36,7 +36,9 @@ def photo_of(number: int) -> bytes:
 class Record:
     """What clients did and saw; all threads share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, photo: Callable[[int], bytes] = photo_of) -> None:
+        """`photo` returns the photo with a number, of those that clients write."""
+        self.photo = photo
         self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
@@ -148,7 +150,9 @@ class Shopper:
         self._record.saw(answer.bundle, query, tuple((hit.id, round(hit.score, 3)) for hit in answer.items))
 
     def _find(self, photo: int, first: int) -> SearchAnswer:
-        return self.send("check", lambda client: client.search(photo_of(photo), limit=3, filter=WRITTEN), first=first)
+        return self.send(
+            "check", lambda client: client.search(self._record.photo(photo), limit=3, filter=WRITTEN), first=first
+        )
 
     def _write(self, item: str, request: Callable[[Client], object]) -> int:
         """Sends a write to any replica; returns the number of another one."""
@@ -162,7 +166,7 @@ class Shopper:
         self._photos += 1
         number = 1_000_000 * (self._number + 1) + self._photos
         old = self._record.stored.get(item)
-        images = {"front": photo_of(number)}
+        images = {"front": self._record.photo(number)}
         attributes: dict[str, Attribute] = {**WRITTEN, "photo": number}
         other = self._write(item, lambda client: client.put_item(item, images=images, attributes=attributes))
         self._record.stored[item] = number
@@ -204,9 +208,11 @@ class Shopper:
 
 
 @contextmanager
-def shopping(addresses: Sequence[str], queries: Sequence[bytes], count: int = 3) -> Iterator[Record]:
+def shopping(
+    addresses: Sequence[str], queries: Sequence[bytes], count: int = 3, photo: Callable[[int], bytes] = photo_of
+) -> Iterator[Record]:
     """Lets clients search during the context, and write as soon as the record's `may_write` is set."""
-    record, stop = Record(), threading.Event()
+    record, stop = Record(photo), threading.Event()
     with ThreadPoolExecutor(count) as threads:
         shoppers = [Shopper(addresses, record, number, queries) for number in range(count)]
         runs = [threads.submit(shopper.run, stop) for shopper in shoppers]
@@ -238,7 +244,7 @@ def find_lost(address: str, record: Record) -> list[str]:
         ]
         back = [item for item in record.deleted.keys() & present.keys() if item not in record.unclear]
         for item, photo in record.stored.items():
-            found = client.search(photo_of(photo), limit=1, filter=WRITTEN).items
+            found = client.search(record.photo(photo), limit=1, filter=WRITTEN).items
             if item not in record.unclear and (not found or found[0].id != item or found[0].score < 0.999):
                 wrong.append(f"{item} is not found: {found}")
     return [*lost, *wrong, *back]

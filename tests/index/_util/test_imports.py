@@ -1,5 +1,6 @@
 """Tests of optional dependencies: the module, or the command that installs it."""
 
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,18 @@ def test_missing_engine_names_the_extras_of_cpu_and_gpu(
     with pytest.raises(DependencyMissing, match=name) as caught:
         engine()
     assert 'pip install "lookalike[cpu]"' in caught.value.remedy and '"lookalike[gpu]"' in caught.value.remedy
+
+
+def test_threads_that_import_the_engine_at_once_all_get_the_complete_module() -> None:
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+from index._util.imports import faiss
+with ThreadPoolExecutor(8) as threads:
+    for index in [threads.submit(lambda: faiss().IndexFlatIP(4)) for _ in range(8)]:
+        assert index.result().d == 4
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_error_inside_an_installed_module_is_not_hidden(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from index.gallery.vectors.faiss.searcher import (
     append,
     empty_storage,
     lists_of,
+    sequential_reads,
     storage_of,
     store_vectors,
     stored_vectors,
@@ -95,7 +96,7 @@ def extend(
     """
     if plan.kind == "ivf":
         base, old = lists_of(index), stored_vectors(storage_of(index))
-        with thread_limit(threads):
+        with thread_limit(threads), sequential_reads(storage_of(index)):
             return _add_to_lists(base, old, plan, vectors, settings or defaults.DEFAULT, scratch, on_progress, gpus)
     if not storage_of(index).codes.is_owned:  # FAISS would abort the process
         raise IndexFileError("A memory-mapped index cannot be extended.", "Read it with read_index.")
@@ -239,7 +240,8 @@ def _measure_plan(searcher: Searcher, queries: Queries, gpus: GpuPool) -> Plan:
     plan, settings = searcher.plan, searcher.settings
     if plan.scans:
         return plan
-    truth = _best_scores(searcher.storage, queries, settings, gpus)
+    with sequential_reads(searcher.storage):
+        truth = _best_scores(searcher.storage, queries, settings, gpus)
 
     def find_effort(results: int, target: float, at_least: int) -> tuple[int, float]:
         """Returns the smallest effort that reaches the target, and its recall."""
@@ -248,6 +250,7 @@ def _measure_plan(searcher: Searcher, queries: Queries, gpus: GpuPool) -> Plan:
                 scores, _ = searcher.approximate_search(queries, results, effort)
                 # Compares scores, not positions: duplicates of one photo are interchangeable.
                 recall = float(np.mean(scores >= truth[:, results - 1 : results] - _ROUNDING))
+                _log.debug("Effort %d finds %.4f of the %d nearest vectors.", effort, recall, results)
                 if recall >= target:
                     return effort, recall
         return SCAN, 1.0

@@ -13,10 +13,10 @@ import numpy as np
 from index.gallery.store.base import BundleRow, Changes, ItemStore
 from index.gallery.types import Progress
 from index.gallery.vectors.qdrant.built import QdrantBuiltIndex
-from index.gallery.vectors.qdrant.collection import Collection, CollectionState
+from index.gallery.vectors.qdrant.collection import Collection, CollectionState, step_name
 from index.gallery.vectors.qdrant.payload import attribute_fields, make_point
 from index.gallery.vectors.qdrant.settings import QdrantSettings
-from index.gallery.vectors.qdrant.upload import choose_fields, measure, step_name, to_list, upload
+from index.gallery.vectors.qdrant.upload import choose_fields, measure, to_list, upload
 
 _KEYS = 5000
 """Keys of a request."""
@@ -36,11 +36,14 @@ def apply_changes(store: ItemStore, bundle: BundleRow, built: QdrantBuiltIndex, 
         count = len(changes.removed) + len(changes.images)
         if count:
             time.sleep(settings.apply_delay)
-        state = state.model_copy(update={"last": name, "next": following})
+        state = state.model_copy(update={"last": name, "next": following, "is_complete": False})
         collection.record(state)
         if count:
             state = _apply(collection, state, changes, settings)
-            collection.record(state)
+        else:
+            collection.mark(changes.revision)
+        state = state.model_copy(update={"is_complete": True})
+        collection.record(state)
         is_empty = not state.images
         store.set_index(bundle.key, None if is_empty else following, changes.revision)
         # From now on a store that names an earlier index was restored: it lacks what the collection has.
@@ -78,6 +81,8 @@ def _apply(
         [make_point(row, changes.items[row.item], to_list(row.vector), is_first=False) for row in changes.images],
         settings,
     )
+    collection.mark(changes.revision)
+    collection.require(changes.revision)
     largest = _mark_firsts(collection, sorted(items))
     names: Counter[tuple[str, str]] = Counter()
     for key in {row.item for row in changes.images}:

@@ -1,5 +1,6 @@
 """One collection of Qdrant, and what is recorded about it in its metadata."""
 
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from pydantic import Field, ValidationError
 from index._util.models import Frozen
 from index.gallery.errors import IndexDamaged, IndexUnavailable
 from index.gallery.types import Facet
+from index.gallery.vectors.qdrant.marks import Marks
 from index.gallery.vectors.qdrant.nodes import Nodes, messages
 from index.gallery.vectors.qdrant.payload import (
     FIRST,
@@ -47,6 +49,7 @@ class CollectionState(Frozen):
     dimension: int
     last: str = Field(description="the index's name before the step that wrote this")
     next: str = Field(description="its name after that step")
+    is_complete: bool = Field(default=True, description="whether all changes of the step were applied")
     images: int = 0
     newest_key: int = Field(default=0, description="the highest key of its images")
     max_images_per_item: int = 0
@@ -56,6 +59,15 @@ class CollectionState(Frozen):
     recall: float = 1.0
     target: float = 1.0
     measured: int = Field(default=0, description="the images with which the recall was measured")
+
+    def is_of(self, name: str) -> bool:
+        """Whether the collection was brought to an index, and perhaps a part of the way to the next one."""
+        return name == self.last or (name == self.next and self.is_complete)
+
+
+def step_name(collection: str, revision: int) -> str:
+    """Returns a new name for a collection with the changes up to a revision."""
+    return f"{collection}@{revision}.{secrets.token_hex(4)}"
 
 
 class Collection:
@@ -70,6 +82,15 @@ class Collection:
         self._settings = settings
         self._before_write = before_write or (lambda: None)
         self._relaxing = threading.Lock()
+        self._marks = Marks(nodes, name)
+
+    def require(self, revision: int) -> None:
+        """Lets only those nodes serve reads that know the mark of a revision, or of a later one."""
+        self._marks.require(revision)
+
+    def mark(self, revision: int) -> None:
+        """Marks that everything up to a revision was written."""
+        self._admin("UpdateAliases", self._marks.replacement(revision))
 
     # The collection itself
 
@@ -98,7 +119,13 @@ class Collection:
             on_disk_payload=True,
             metadata={_METADATA: q.Value(string_value=state.model_dump_json())},
         )
-        self._admin("Create", request)
+        try:
+            self._admin("Create", request)
+        except IndexUnavailable:
+            # The name is new: if it exists, a node that gave no answer in time has created it.
+            exists = q.CollectionExistsRequest(collection_name=self.name)
+            if not self._nodes.call("Collections", "CollectionExists", exists).result.exists:
+                raise
         types = q.FieldType
         keywords = dict.fromkeys((NAMES, LISTS), types.FieldTypeKeyword)
         self._index({ITEM: types.FieldTypeInteger, FIRST: types.FieldTypeBool, **keywords})
@@ -209,6 +236,9 @@ class Collection:
 
     # Reads
 
+    def _read(self, method: str, request: Any, timeout: float | None = None) -> Any:
+        return self._nodes.call("Points", method, request, timeout, is_current=self._marks.is_current)
+
     def search(
         self,
         queries: NDArray[np.float32],
@@ -228,7 +258,7 @@ class Collection:
         quantization = None
         if settings.quantization != "none":
             quantization = q.QuantizationSearchParams(
-                ignore=not effort, rescore=True, oversampling=settings.oversampling
+                ignore=not effort, rescore=True, oversampling=settings.candidates_per_result
             )
         params = q.SearchParams(hnsw_ef=effort or None, exact=not effort, quantization=quantization)
         selector = _fields(ITEM) if owners else None
@@ -248,10 +278,10 @@ class Collection:
             for query in queries.tolist()  # lists are copied into messages much faster than arrays
         ]
         if len(requests) == 1:
-            results = [self._nodes.call("Points", "Query", requests[0], timeout)]
+            results = [self._read("Query", requests[0], timeout)]
         else:
             batch = q.QueryBatchPoints(collection_name=self.name, query_points=requests)
-            results = self._nodes.call("Points", "QueryBatch", batch, timeout).result
+            results = self._read("QueryBatch", batch, timeout).result
         if contents is not None:
             contents.update((point.id.num, _content(point)) for one in results for point in one.result)
         return [
@@ -268,12 +298,12 @@ class Collection:
             limit=count,
             with_vectors=q.WithVectorsSelector(enable=True),
         )
-        points = self._nodes.call("Points", "Query", request, self._settings.write_timeout).result
+        points = self._read("Query", request, self._settings.write_timeout).result
         return np.frombuffer(b"".join(map(_vector, points)), "<f4").reshape(len(points), dimension)
 
     def count(self, filter: Any | None = None) -> int:
         request = messages().CountPoints(collection_name=self.name, filter=filter, exact=True)
-        count: int = self._nodes.call("Points", "Count", request).result.count
+        count: int = self._read("Count", request).result.count
         return count
 
     def items(self, filter: Any | None = None, *, limit: int | None = None) -> Iterator[tuple[int, int]]:
@@ -299,7 +329,7 @@ class Collection:
         request = q.ScrollPoints(
             collection_name=self.name, limit=1, order_by=q.OrderBy(key=path), with_payload=_fields(path)
         )
-        found = self._nodes.call("Points", "Scroll", request, self._settings.write_timeout).result
+        found = self._read("Scroll", request, self._settings.write_timeout).result
         return min((parse_seconds(point.payload, EXPIRES_AT) for point in found), default=None)
 
     def _scroll(self, filter: Any | None, fields: Any, limit: int | None) -> Iterator[Any]:
@@ -313,7 +343,7 @@ class Collection:
                 limit=_SCROLL if left is None else min(_SCROLL, left),
                 with_payload=fields,
             )
-            response = self._nodes.call("Points", "Scroll", request, self._settings.write_timeout)
+            response = self._read("Scroll", request, self._settings.write_timeout)
             yield from response.result
             left = None if left is None else left - len(response.result)
             if not response.HasField("next_page_offset"):
@@ -346,7 +376,7 @@ class Collection:
                 with_payload=fields,
                 with_vectors=q.WithVectorsSelector(enable=with_vectors),
             )
-            yield from self._nodes.call("Points", "Get", request, timeout or self._settings.write_timeout).result
+            yield from self._read("Get", request, timeout or self._settings.write_timeout).result
 
     # Facets
 
@@ -377,7 +407,7 @@ class Collection:
     def _facet(self, path: str, filter: Any, limit: int) -> Mapping[str, int]:
         q = messages()
         request = q.FacetCounts(collection_name=self.name, key=path, filter=filter, limit=limit, exact=True)
-        hits = self._nodes.call("Points", "Facet", request, self._settings.write_timeout).hits
+        hits = self._read("Facet", request, self._settings.write_timeout).hits
         return {hit.value.string_value: hit.count for hit in hits}
 
 

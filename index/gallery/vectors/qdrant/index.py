@@ -67,6 +67,7 @@ class QdrantIndex:
         name = str(bundle.index_name)
         collection, revision = self._parse(name, before_write)
         state = self._settled_state(collection, bundle)
+        collection.require(revision)
         if (state.bundle_id, state.dimension) != (bundle.id, bundle.dimension) or revision != bundle.index_revision:
             raise IndexDamaged(f"The collection {collection.name} is not that of bundle {bundle.id}.", _REMEDY)
         expiry = collection.first_expiry() if ("d", EXPIRES_AT) in state.fields else None
@@ -85,7 +86,7 @@ class QdrantIndex:
         one after the other.
         """
         deadline = time.monotonic() + _SETTLE_SECONDS
-        while bundle.index_name not in ((state := collection.state()).last, state.next):
+        while not (state := collection.state()).is_of(str(bundle.index_name)):
             current = self._store.read.bundle(bundle.id)
             if time.monotonic() > deadline or current is None or current.index_name != bundle.index_name:
                 raise IndexDamaged(f"The index is at {state.next}, not at {bundle.index_name}.", _REMEDY)

@@ -5,6 +5,7 @@ import os
 import re
 import threading
 import time
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
 
@@ -15,6 +16,8 @@ from index.gallery.vectors.qdrant.settings import QdrantSettings
 API_KEY_VARIABLE = "LOOKALIKE_QDRANT_API_KEY"
 _REST_SECONDS = 2.0
 """How long a node that failed is asked last."""
+_BEHIND_SECONDS = 0.05
+"""After how long nodes that are not current are asked again."""
 _REFUSALS = ("INVALID_ARGUMENT", "ALREADY_EXISTS", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED")
 """Codes of requests that every node refuses."""
 _LAST_NODE = re.compile(r"^[A-Z_]+: ipv[46]:\S+: ")
@@ -50,28 +53,45 @@ class Nodes:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def call(self, service: Service, method: str, request: Any, timeout: float | None = None) -> Any:
-        """Sends a request to the nodes in turn until one of them answers.
+    def call(
+        self,
+        service: Service,
+        method: str,
+        request: Any,
+        timeout: float | None = None,
+        *,
+        is_current: Callable[[int, float], bool] = lambda node, timeout: True,
+    ) -> Any:
+        """Sends a request to the nodes in turn until one of them answers, of those that are current.
 
         Raises IndexUnavailable if none does in time, and IndexDamaged if most do not have the collection.
         """
         seconds = timeout or self._settings.timeout
         deadline = time.monotonic() + 2 * seconds
-        missing, reason = 0, ""
-        for node in self._order():
-            left = deadline - time.monotonic()
-            if left <= 0:
+        while True:
+            missing, is_behind, reason = 0, False, "no time is left"
+            for node in self._order():
+                left = min(seconds, deadline - time.monotonic())
+                if left <= 0:
+                    break
+                try:
+                    if is_current(node, left):
+                        return self.ask(node, service, method, request, left)
+                    code, reason = "BEHIND", "it has not yet learned of the last changes"
+                    is_behind = True
+                except require("grpc", "cluster").RpcError as error:
+                    code, reason = error.code().name, str(error.details())
+                if code in _REFUSALS:
+                    raise IndexUnavailable(
+                        f"Qdrant refuses a request: {_shorten(reason)}.", "Check its address and key."
+                    )
+                # A node that has just started may not know a collection yet.
+                missing += code == "NOT_FOUND"
+                if code != "NOT_FOUND":
+                    self._failed[node] = time.monotonic()
+            if not is_behind or time.monotonic() + _BEHIND_SECONDS > deadline:
                 break
-            try:
-                return getattr(self._stub(node, service), method)(request, timeout=min(seconds, left))
-            except require("grpc", "cluster").RpcError as error:
-                code, reason = error.code().name, str(error.details())
-            if code in _REFUSALS:
-                raise IndexUnavailable(f"Qdrant refuses a request: {_shorten(reason)}.", "Check its address and key.")
-            # A node that has just started may not know a collection yet.
-            missing += code == "NOT_FOUND"
-            if code != "NOT_FOUND":
-                self._failed[node] = time.monotonic()
+            time.sleep(_BEHIND_SECONDS)
         if 2 * missing > len(self._nodes):
             raise IndexDamaged(f"{_shorten(reason)}.", "Rebuild it: lookalike gallery compact.")
         hosts = ", ".join(f"{host}:{port}" for host, port in self._nodes)
@@ -79,6 +99,10 @@ class Nodes:
             f"Qdrant does not answer at {hosts}: {_shorten(reason)}.",
             "Start its nodes, or correct the address: its ports are those of gRPC.",
         )
+
+    def ask(self, node: int, service: Service, method: str, request: Any, timeout: float) -> Any:
+        """Sends a request to one node; raises what gRPC reports."""
+        return getattr(self._stub(node, service), method)(request, timeout=timeout)
 
     def _order(self) -> list[int]:
         """Returns the nodes in the order in which to try them: by turns, those that failed lately last."""

@@ -35,7 +35,9 @@ class QdrantSettings(Frozen):
     quantization: Quantization = Field(
         default="none", description="codes of the vectors that a search compares first; the nearest are rescored"
     )
-    oversampling: float = Field(default=2.0, ge=1, description="candidates per result that quantized vectors select")
+    oversampling: float = Field(
+        default=0.0, ge=0, description="candidates per result that quantized vectors select; 0: 2, or 8 if binary"
+    )
     on_disk: bool = Field(default=False, description="whether vectors are read from disk instead of memory")
     graph_links: int = Field(default=16, ge=4, description="HNSW's m")
     construction_effort: int = Field(default=100, ge=4, description="HNSW's ef_construct")
@@ -78,6 +80,11 @@ class QdrantSettings(Frozen):
     )
     upload_batch: int = Field(default=256, ge=1, description="images per request of an upload")
     upload_threads: int = Field(default=4, ge=1, description="requests of an upload in flight")
+
+    @property
+    def candidates_per_result(self) -> float:
+        """How many candidates per result quantized vectors select: enough for filters to keep their recall."""
+        return self.oversampling or (8.0 if self.quantization == "binary" else 2.0)
 
     def copies(self, nodes: int) -> int:
         """Returns the copies of each shard on so many nodes."""

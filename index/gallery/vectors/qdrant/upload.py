@@ -1,6 +1,5 @@
 """Fills a new collection from the store, and measures how deep its searches must look."""
 
-import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
@@ -12,7 +11,7 @@ from index.gallery.errors import IndexBuildError
 from index.gallery.store.base import BundleRow, FullImageRow, ImageRow, ItemStore
 from index.gallery.store.rows import parse_item
 from index.gallery.types import Item, Progress
-from index.gallery.vectors.qdrant.collection import Collection, CollectionState
+from index.gallery.vectors.qdrant.collection import Collection, CollectionState, step_name
 from index.gallery.vectors.qdrant.nodes import messages
 from index.gallery.vectors.qdrant.payload import attribute_fields, make_point
 from index.gallery.vectors.qdrant.settings import QdrantSettings
@@ -21,11 +20,6 @@ from index.items import EXPIRES_AT
 _RECALL_AT = 10
 _ROUNDING = 1e-5
 """Largest difference between two ways to sum one score."""
-
-
-def step_name(collection: str, revision: int) -> str:
-    """Returns a new name for a collection with the changes up to a revision."""
-    return f"{collection}@{revision}.{secrets.token_hex(4)}"
 
 
 def fill_collection(
@@ -45,7 +39,7 @@ def fill_collection(
             store.set_index(bundle.key, None, revision)
             return
         name = step_name(collection.name, revision)
-        state = CollectionState(bundle_id=bundle.id, dimension=bundle.dimension, last=name, next=name)
+        state = CollectionState(bundle_id=bundle.id, dimension=bundle.dimension, last="", next=name, is_complete=False)
         collection.create(bundle.dimension, state)
         with _Uploader(collection, settings) as uploader:
             for rows in reader.full_images(bundle.key):
@@ -68,9 +62,13 @@ def fill_collection(
             "newest_key": newest,
             "max_images_per_item": max(per_item.values()),
             "fields": fields,
+            "last": name,
+            "is_complete": True,
         }
     )
     collection.start_indexing()
+    collection.mark(revision)
+    collection.require(revision)
     collection.record(measure(collection, state, settings))
     store.set_index(bundle.key, name, revision)
 

@@ -187,3 +187,23 @@ def test_threads_share_a_searcher_and_an_allow_list(kind: IndexKind) -> None:
     with ThreadPoolExecutor(8) as pool:
         alone = list(pool.map(lambda query: shared.search(query[None], 10, allowed, filtered=True)[1][0], queries))
     assert np.array_equal(together, alone)
+
+
+def test_a_memory_map_is_read_ahead_only_while_its_vectors_are_read_in_order(tmp_path: Path) -> None:
+    storage = searcher.store_vectors([np.zeros((5000, 64), np.float16)], tmp_path / "vectors")
+
+    def advice() -> set[str]:
+        parts = Path("/proc/self/smaps").read_text().split(str(tmp_path / "vectors"))[1:]
+        flags = " ".join(part[part.index("VmFlags:") :].splitlines()[0] for part in parts)
+        return {"sr", "rr"}.intersection(flags.split())
+
+    assert advice() == {"rr"}
+    with searcher.sequential_reads(storage):
+        assert "sr" in advice()
+    assert advice() == {"rr"}
+
+
+def test_vectors_in_memory_need_no_advice() -> None:
+    storage = searcher.exact_index(np.ones((3, 8), np.float16))
+    with searcher.sequential_reads(storage):
+        assert searcher.stored_vectors(storage).sum() == 24

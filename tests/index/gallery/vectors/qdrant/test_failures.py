@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ from index.gallery import Gallery, open_gallery
 from index.gallery.errors import IndexUnavailable, StoreUnavailable
 from tests.index.gallery.reference import BUNDLE, ReferenceGallery, index_stats, make_entries, wait_until
 from tests.support.postgres import PostgresServer
-from tests.support.qdrant import Cluster, only_in_test_cluster, open_gallery_on, run_cluster
+from tests.support.qdrant import QUICK, Cluster, only_in_test_cluster, open_gallery_on, run_cluster
+from tests.support.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +65,39 @@ def test_searches_and_writes_continue_while_a_node_is_killed(cluster: Cluster, t
         cluster.nodes[1].wait()
         for _ in range(20):
             check(gallery, reference, top=200)
+
+
+@only_in_test_cluster
+def test_a_node_that_hung_serves_no_searches_before_it_knows_what_it_missed(tmp_path: Path) -> None:
+    """It takes its own copies for complete, and answers at once."""
+    reference = ReferenceGallery(ENTRIES[:100])
+    settings = QUICK.model_copy(update={"write_timeout": 15})  # Qdrant gives a node up after ten seconds
+    cluster = Cluster(tmp_path / "cluster")
+    node = cluster.nodes[1]
+    with TcpProxy(node.p2p_port) as others, ExitStack() as stack:
+        stack.callback(cluster.stop)
+        node.be_reached_at(others.port)
+        cluster.start()
+        folder, address = tmp_path / "gallery", cluster.address("cut")
+        gallery, idle = (stack.enter_context(open_gallery_on(address, folder, settings=settings)) for _ in range(2))
+        gallery.upsert(ENTRIES[:100], BUNDLE)
+        gallery.activate(BUNDLE)
+        for one in (gallery, idle):
+            check(one, reference, top=200)
+        node.pause()
+        gallery.upsert(ENTRIES[100:], BUNDLE)
+        reference.upsert(ENTRIES[100:])
+        gone = [item.id for item, _ in ENTRIES[:40]]
+        gallery.delete(gone)
+        reference.delete(gone)
+        gallery.compact()
+        wait_until(lambda: index_stats(idle).pending == 0)
+        others.hang()  # what it missed does not reach it during the test
+        node.resume()
+        time.sleep(2.5)  # a node that failed is asked again
+        for _ in range(12):
+            for one in (gallery, idle):
+                check(one, reference, top=200)
 
 
 @only_in_test_cluster

@@ -44,3 +44,10 @@ def test_an_invalid_address_is_shown_without_its_secrets(address: str) -> None:
     with pytest.raises(LookalikeError) as raised:
         QdrantAddress.parse(address)
     assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "candidates"), [("", 2), ("?quantization=binary", 8), ("?quantization=binary&oversampling=3", 3)]
+)
+def test_binary_codes_select_more_candidates(options: str, candidates: float) -> None:
+    assert QdrantAddress.parse(f"qdrant://host/shop{options}").settings.candidates_per_result == candidates
