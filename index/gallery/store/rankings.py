@@ -55,13 +55,13 @@ class RankingTable:
         """Stores a version; returns the newest one if it has the same rules."""
         last = self.get(name)
         _check(name, last, expected)
-        if last and last.ranking == ranking:
+        document = ranking.model_dump_json(exclude_defaults=True)
+        if last and last.ranking.model_dump_json(exclude_defaults=True) == document:  # not ==: in a filter, True == 1
             return last
         if last is None and len(self._rows("SELECT DISTINCT name FROM rankings")) >= MAX_RANKINGS:
             raise LimitExceeded(
                 f"The gallery has {MAX_RANKINGS:,} rankings already.", "Delete one that is not used.", name
             )
-        document = ranking.model_dump_json(exclude_defaults=True)
         new = StoredRanking(name=name, version=revision, stored=stored or time.time(), ranking=ranking)
         query = f"INSERT INTO rankings ({_COLUMNS}) VALUES (?, ?, ?, ?) RETURNING version"
         self._rows(query, name, revision, new.stored, document)

@@ -52,6 +52,14 @@ def test_equal_rules_make_no_version(gallery: Gallery) -> None:
     assert gallery.stats().revision == first.version
 
 
+def test_rules_that_differ_only_in_a_type_make_a_version(gallery: Gallery) -> None:
+    first = gallery.put_ranking("home", SALE)
+    number = Ranking.model_validate({"boosts": [{"filter": {"sale": 1}, "weight": 0.5}], "window": 100})
+    second = gallery.put_ranking("home", number)
+    assert second.version > first.version and gallery.get_ranking("home") == second
+    assert second.ranking.boosts[0].filter == {"sale": 1} and second.ranking.boosts[0].filter["sale"] is not True
+
+
 def test_a_write_may_depend_on_the_version(gallery: Gallery) -> None:
     first = gallery.put_ranking("home", SALE, expected={"home": None})
     with pytest.raises(VersionConflict, match="Ranking 'home' was changed"):

@@ -105,6 +105,20 @@ def test_a_compaction_does_not_change_a_ranking(variants: Shop, document: dict[s
     assert [(hit.item.id, hit.image.id) for hit in after] == [(hit.item.id, hit.image.id) for hit in before]
 
 
+def test_a_boost_distinguishes_the_types_within_lists(gallery: Gallery) -> None:
+    values: list[tuple[Any, ...]] = [(True, "a"), (1, "a"), (1.0, "a"), (True, "a")]
+    entries = [
+        (Item(id=f"{number}", attributes={"x": value}), [photo("one", unit(1, number / 10, 0))])
+        for number, value in enumerate(values)
+    ]
+    gallery.upsert(entries, BUNDLE)
+    ranking = Ranking.model_validate({"boosts": [{"filter": {"x": 1}, "weight": 0.5}]})
+    for _ in range(2):
+        found = gallery.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, ranking=ranking)
+        assert ids(found.hits[0]) == ["1", "2", "0", "3"]
+        gallery.compact()
+
+
 # Random rankings
 
 shares = st.floats(-0.2, 0.2).map(lambda number: round(number, 3))
