@@ -342,6 +342,17 @@ def test_an_invalid_filter_of_a_rule_is_named(variants: Shop) -> None:
             variants.gallery.search(variants.query[None], bundle_id=BUNDLE, ranking=Ranking.model_validate(document))
 
 
+def test_the_filters_of_a_ranking_share_their_limits(variants: Shop) -> None:
+    # Each filter alone is allowed; compared with every candidate, they would take many seconds together.
+    alternatives: dict[str, Any] = {"any": [{"added": {"gte": f"2027-01-01T00:{number:02}"}} for number in range(33)]}
+    for document in (
+        {"boosts": [{"filter": alternatives, "weight": 0.1}, {"filter": alternatives, "weight": 0.2}]},
+        {"boosts": [{"filter": alternatives, "weight": 0.1}], "hide": {"filter": alternatives}},
+    ):
+        with pytest.raises(LookalikeError, match="exceeds the limit of 64 conditions"):
+            variants.gallery.search(variants.query[None], bundle_id=BUNDLE, ranking=Ranking.model_validate(document))
+
+
 def test_expired_items_are_neither_pinned_nor_candidates_nor_examples(gallery: Gallery) -> None:
     past, future = {"expires_at": "2020-01-01"}, {"expires_at": "2100-01-01"}
     entries = [
