@@ -6,6 +6,7 @@ order.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from math import isinf
 from operator import add
 from typing import Any, NamedTuple
 
@@ -190,11 +191,12 @@ def _compile(boost: Boost, path: str, parser: FilterParser) -> _Rule:
 
     else:
         assert boost.from_ is not None and boost.to is not None
-        start, width = boost.from_, boost.to - boost.from_
+        unit = 2.0 if isinf(boost.to - boost.from_) else 1.0  # so that no difference overflows
+        start, width = boost.from_ / unit, boost.to / unit - boost.from_ / unit
 
         def share(value: Attribute | None, now: int) -> float:
             if type(value) is float or type(value) is int:  # not bool
-                place = (value - start) / width
+                place = (value / unit - start) / width
                 return place if 0 < place < 1 else float(place > 0)
             if isinstance(value, tuple):
                 return max((share(one, now) for one in value if value_type(one) == "number"), default=boost.missing)

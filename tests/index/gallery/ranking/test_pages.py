@@ -119,6 +119,19 @@ def test_a_boost_distinguishes_the_types_within_lists(gallery: Gallery) -> None:
         gallery.compact()
 
 
+def test_a_boost_may_span_all_numbers(gallery: Gallery) -> None:
+    numbers = (-1e308, 0, 1e308, 1.7e308)
+    entries = [(Item(id=f"{n}", attributes={"x": n}), [photo("one", unit(1, 0, 0))]) for n in numbers]
+    gallery.upsert(entries, BUNDLE)
+    for ends in ((-1e308, 1e308), (1e308, -1e308)):
+        boost = {"attribute": "x", "from": ends[0], "to": ends[1], "weight": 1}
+        ranking = Ranking.model_validate({"boosts": [boost]})
+        hits = gallery.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, ranking=ranking, explain=True).hits[0]
+        shares = {hit.item.id: hit.explanation.shares[0].share for hit in hits if hit.explanation}
+        rising = [shares[f"{n}"] for n in numbers]
+        assert rising == [0, 0.5, 1, 1] if ends[1] > 0 else rising == [1, 0.5, 0, 0]
+
+
 # Random rankings
 
 shares = st.floats(-0.2, 0.2).map(lambda number: round(number, 3))
