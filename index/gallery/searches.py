@@ -22,9 +22,11 @@ from index.gallery.types import Bounds, Hit, SearchResult
 from index.gallery.vectors.view import View
 from index.gallery.views import Views
 from index.items import MAX_TOP
-from index.rankings import MAX_RANKINGS, Ranking, StoredRanking, Window
+from index.rankings import Ranking, StoredRanking, Window
 
 _PLAIN = Ranking()
+_CACHED_RANKINGS = 64
+"""Stored rankings that are kept in memory."""
 
 
 def check_vectors(vectors: NDArray[np.float32], bundle: BundleRow) -> None:
@@ -129,7 +131,7 @@ class Searches:
             stored = self._store.read.ranking(ranking)
             if stored is None:
                 raise RankingMissing(ranking)
-            if len(self._rankings) >= MAX_RANKINGS:
+            if len(self._rankings) >= _CACHED_RANKINGS:
                 self._rankings.clear()
             self._rankings[ranking] = revision, stored
         return stored.ranking

@@ -115,3 +115,13 @@ def test_reading_needs_the_scope_search_and_writing_the_scope_write(tmp_path: Pa
         assert client.put(path, json={}, headers=headers("write")).status_code == 201
         assert client.get(path, headers=headers("search")).status_code == 200
         assert client.delete(path, headers=headers("write")).status_code == 204
+
+
+def test_a_list_that_would_be_too_large_is_refused(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"max_answer_bytes": 20_000})) as client:
+        for number in range(3):
+            rules = {"hide": {"ids": [f"{number}-{place:0100}" for place in range(90)]}}
+            assert client.put("/v1/rankings/large", json=rules).status_code in (200, 201)
+        assert client.get("/v1/rankings").status_code == 200
+        problem(client.get("/v1/rankings/large/versions"), 422, "answer-too-large")
+        assert client.delete("/v1/rankings/large").status_code == 204

@@ -245,9 +245,10 @@ class _Column:
         listed: list[int] = codes.tolist()
         if len(codes) and codes.min() >= 0 and codes.max() < len(self.numbers):
             numbers = self.numbers[codes]
-            whole = numbers.astype(np.int64)
-            if (whole == numbers).all() and (np.abs(whole) <= MAX_INTEGER).all():
-                return list(whole.tolist())
+            if (np.abs(numbers) <= MAX_INTEGER).all():
+                whole = numbers.astype(np.int64)
+                if (whole == numbers).all():
+                    return list(whole.tolist())
             return [plain_number(number) for number in numbers.tolist()]
         known = {code: self.value(code) for code in set(listed) if code >= 0}
         return [known.get(code) for code in listed]

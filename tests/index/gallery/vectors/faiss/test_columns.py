@@ -233,3 +233,10 @@ def test_the_order_of_attributes_does_not_change_the_arrays() -> None:
     assert {name: values.tobytes() for name, values in one.items()} == {
         name: values.tobytes() for name, values in other.items()
     }
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_are_no_exact_integers_stay_as_they_are() -> None:
+    for numbers in ([-(2.0**63), 5], [1e300, 5], [-1e300, 0.5], [MAX_INTEGER, 5]):
+        columns = Columns(encode_columns([{"x": number} for number in numbers]))
+        assert repr(columns.values("x", np.arange(2))) == repr(numbers)
