@@ -19,9 +19,11 @@ _GROUP_BIT = 1 << 62
 def owner_keys(segment: Segment, positions: Positions, items: NDArray[np.int64], attribute: str) -> list[int]:
     """Returns for each position the key of its group: that of its item, if the item does not have the attribute."""
     values = segment.values(attribute, positions)
-    # The key of a single value, which is the usual case, is cached.
+    # The key of a single value, which is the usual case, is cached; that of a list for each object.
+    lists = {id(value): value for value in values if isinstance(value, tuple)}
+    known = {number: _hash_values(value) for number, value in lists.items()}
     return [
-        item if value is None else group_key(value) if isinstance(value, tuple) else _hash_value(value)
+        item if value is None else known[id(value)] if isinstance(value, tuple) else _hash_value(value)
         for item, value in zip(items.tolist(), values, strict=True)
     ]
 
