@@ -20,7 +20,13 @@ def owner_keys(segment: Segment, positions: Positions, items: NDArray[np.int64],
     values = segment.values(attribute, positions)
     if not {*map(type, values)} & {type(None), tuple}:  # the usual case, without a step per value
         return list(map(_hash_value, cast(list[Value], values)))
-    return [item if value is None else group_key(value) for item, value in zip(items.tolist(), values, strict=True)]
+    # The key of a single value is cached; that of a list for each object.
+    lists = {id(value): value for value in values if isinstance(value, tuple)}
+    known = {number: group_key(value) for number, value in lists.items()}
+    return [
+        item if value is None else known[id(value)] if isinstance(value, tuple) else _hash_value(value)
+        for item, value in zip(items.tolist(), values, strict=True)
+    ]
 
 
 def group_key(value: Attribute) -> int:

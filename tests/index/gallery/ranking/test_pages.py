@@ -96,6 +96,15 @@ def test_the_pages_of_a_ranking_add_up_to_the_reference(variants: Shop, document
     check_pages(variants, ranking, 11, {"filter": wanted, "min_score": 0.1, "exclude": ["item-00010", "item-00140"]})
 
 
+@pytest.mark.parametrize("name", ["sizes", "ratings"])
+def test_groups_of_lists_are_the_same_in_large_galleries(
+    stored: Shop, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("index.gallery.vectors.faiss.columns._MANY_ROWS", 1)  # parses no item
+    for document in ({"group_by": name}, {"group_by": name, "boosts": BOOSTS, "window": 25}):
+        check_pages(stored, Ranking.model_validate(document), 9, {})
+
+
 @pytest.mark.parametrize("document", RANKINGS, ids=str)
 def test_a_compaction_does_not_change_a_ranking(variants: Shop, document: dict[str, Any]) -> None:
     ranking = Ranking.model_validate(document)
