@@ -9,7 +9,6 @@ from training.study.file import RunKey, Study
 from training.study.results import History, Initial, RunResult
 from training.study.summary import curve_table, format_curve, format_summary, summarise, time_table
 
-
 NOTHING = "\u2013"
 
 
@@ -98,7 +97,7 @@ def test_a_curve_is_the_mean_over_seeds_at_eleven_epochs_or_fewer() -> None:
     assert two == ["two", "0.0", *[NOTHING] * 10]
     assert curve_table(summary, histories, "sigma")[1][1] == ["two", "0.123"]
     assert format_curve(summary, histories, "map@r").startswith("map@r by epoch, mean over seeds in percent\nrun ")
-    with pytest.raises(TrainingError, match=r"'sigm'; did you mean sigma\?") as error:
+    with pytest.raises(TrainingError, match=r"'sigm' .did you mean sigma\?") as error:
         curve_table(summary, histories, "sigm")
     assert error.value.remedy == "Recorded: map@r, sigma."
 
