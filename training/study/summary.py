@@ -201,7 +201,7 @@ def time_table(summary: StudySummary) -> tuple[list[str], list[list[str]]]:
 def curve_table(
     summary: StudySummary, histories: Mapping[RunKey, History], field: str
 ) -> tuple[list[str], list[list[str]]]:
-    """Returns up to eleven epochs as columns, and a row per run: the means of a recorded figure over seeds."""
+    """Returns up to eleven epochs as columns, and a row per run that has the figure: its means over seeds."""
     records = [
         (key.run, record) for key, history in histories.items() for record in history if key.run in summary.study.runs
     ]
@@ -221,9 +221,9 @@ def curve_table(
         spread = Spread.of(r[field] for name, r in records if name == run and r["epoch"] == epoch and field in r)
         return show.format(spread.mean).rstrip("%") if spread else _NOTHING
 
-    return ["run", *map(str, epochs)], [
-        [run.name, *(cell(run.name, epoch) for epoch in epochs)] for run in summary.runs
-    ]
+    recorded = {name for name, record in records if field in record}
+    names = [run.name for run in summary.runs if run.name in recorded]
+    return ["run", *map(str, epochs)], [[name, *(cell(name, epoch) for epoch in epochs)] for name in names]
 
 
 def _pairs(run: RunSummary) -> int:

@@ -95,7 +95,7 @@ def test_a_curve_is_the_mean_over_seeds_at_eleven_epochs_or_fewer() -> None:
     assert columns == ["run", *map(str, range(0, 101, 10))]
     assert one == ["one", *(f"{tenth}.1" for tenth in range(11))], "in percent"
     assert two == ["two", "0.0", *[NOTHING] * 10]
-    assert curve_table(summary, histories, "sigma")[1][1] == ["two", "0.123"]
+    assert curve_table(summary, histories, "sigma") == (["run", "1"], [["two", "0.123"]])
     assert format_curve(summary, histories, "map@r").startswith("map@r by epoch, mean over seeds in percent\nrun ")
     with pytest.raises(TrainingError, match=r"'sigm' .did you mean sigma\?") as error:
         curve_table(summary, histories, "sigm")
