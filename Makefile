@@ -3,6 +3,7 @@
 #   make check    lint, types and the fast tests: about two minutes
 #   make test     lint, types and all tests
 #   make test-cluster  the tests of a cluster, with real servers
+#   make test-gpu  the tests that need an NVIDIA GPU
 #   make bench    the benchmarks in their quick form
 #   make docs     build the documentation site
 #   make package  build the wheel and the source distribution
@@ -13,7 +14,7 @@ BIN := .venv/bin
 DEMO_DIR ?= demo
 PORT ?= 8000
 
-.PHONY: env demo check test test-cluster test-containers lint bench docs page-animation package sbom audit lock clean
+.PHONY: env demo check test test-cluster test-gpu test-containers lint bench docs page-animation package sbom audit lock clean
 
 env: .venv/.complete
 
@@ -72,6 +73,17 @@ QDRANT_DIGEST := 8019db3c315d27fe663d639a6cdc6f60dff2ae903312daea492b159b553ad66
 	echo "$(QDRANT_DIGEST)  $$folder/package/bin/qdrant" | sha256sum --check --quiet; \
 	install -m 755 "$$folder/package/bin/qdrant" $@
 
+# Engines for GPUs; PyTorch and the rest as in .venv.
+.venv-gpu/.complete: pyproject.toml constraints.txt
+	test -x .venv-gpu/bin/python || $(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[gpu,train,dev]"
+	touch $@
+
+# Needs an NVIDIA GPU with the libraries of docs/gpu.md; without one every test is skipped, with the reason.
+test-gpu: .venv-gpu/.complete
+	.venv-gpu/bin/lookalike info
+	.venv-gpu/bin/python -m pytest -m gpu tests/gpu
+
 # Needs Docker or Podman with compose; docs/deploy.md lists the variables that select one.
 test-containers: env
 	CONTAINERS=1 $(BIN)/python -m pytest tests/containers
@@ -126,4 +138,4 @@ lock: .venv-release/.complete
 	echo setuptools | $(LOCK) --python-version 3.11 - --output-file deploy/requirements/build.txt
 
 clean:
-	rm -rf .servers .venv .venv-serve .venv-clients .venv-release .venv-docs demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .servers .venv .venv-gpu .venv-serve .venv-clients .venv-release .venv-docs demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -77,7 +77,9 @@ def _build_app() -> "typer.Typer":
     import typer
 
     import index.cli.gallery
+    import index.cli.info
     import index.cli.ingest
+    import index.cli.rankings
     import service.auth.cli
     import service.cli
     import training.cli
@@ -105,6 +107,7 @@ def _build_app() -> "typer.Typer":
     ):
         app.command(no_args_is_help=True)(command)
     app.command()(service.cli.serve)  # without arguments: its settings may all come from environment variables
+    app.command()(index.cli.info.info)
     app.add_typer(index.cli.gallery.app, name="gallery", cls=Group)
     app.add_typer(service.auth.cli.app, name="keys", cls=Group)
 
@@ -138,7 +141,7 @@ def _build_app() -> "typer.Typer":
         if serve:
             service.cli.serve_demo(directory, host=host, port=port)
 
-    for group in (app, index.cli.gallery.app, service.auth.cli.app):
+    for group in (app, index.cli.gallery.app, index.cli.rankings.app, service.auth.cli.app):
         for registered in group.registered_commands:
             registered.cls = Command
     return app

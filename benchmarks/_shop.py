@@ -1,7 +1,7 @@
 """A shop to search in: vectors in clusters within clusters, items with attributes, filters, queries and the truth."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -19,11 +19,13 @@ faiss: Any = engine()
 
 TOP = 10
 DEPARTMENTS, CLUSTERS, BUCKETS = 32, 1000, 1000
-PHOTOS_PER_PRODUCT = 8
+PHOTOS_PER_PRODUCT, VARIANTS = 8, 4
 SHIFT = 0.5
 """How far a query lies from a stored vector, as a share of its length."""
 FILTERS = 4
 """Different filters of each kind and share: one may be lucky."""
+TAGGED_WIDTHS = (1, 10, 100)
+"""Buckets of the items that have a tag in common; every item has a tag of each width."""
 BLOCK = 1 << 16
 THUMBNAIL = bytes(range(256)) * 8
 COLOURS = ("black", "blue", "brown", "green", "grey", "orange", "red", "white")
@@ -40,6 +42,8 @@ class Shop:
 
     vectors: Vectors
     clusters: Rows
+    products: Rows
+    """What grouped searches group by: VARIANTS neighbours on average, or a cluster of real embeddings."""
     buckets: Rows
     source: str
 
@@ -48,32 +52,40 @@ class Shop:
         """Named by content, so that a gallery built from other vectors is refused."""
         return blake2b(self.vectors[:: len(self.vectors) // 1000 + 1].tobytes(), digest_size=8).hexdigest()
 
-    def entries(self, rows: Iterable[int], *, first: int = 0) -> Iterator[tuple[Item, list[NewImage]]]:
-        """Items of one image each, numbered as their rows are, from `first` on."""
+    def entries(
+        self, rows: Iterable[int], *, first: int = 0, tagged: bool = False
+    ) -> Iterator[tuple[Item, list[NewImage]]]:
+        """Items of one image each, numbered as their rows are, from `first` on; with a list of values if tagged."""
         for row in rows:
             number = first + row
             attributes: dict[str, Attribute] = {
                 "bucket": int(self.buckets[row]),
                 "cluster": int(self.clusters[row]),
+                "product": int(self.products[row]),
                 "colour": COLOURS[row % len(COLOURS)],
                 "price": row % 9973 / 100,
                 "in_stock": row % 7 > 0,
             }
+            if tagged:
+                attributes["tags"] = tuple(_tag(int(self.buckets[row]), width) for width in TAGGED_WIDTHS)
             item = Item(id=f"{number:08d}", title=f"Product {number}", attributes=attributes)
             yield item, [NewImage("1", f"{number:064x}", self.vectors[row].astype(np.float32), THUMBNAIL)]
 
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A filter: a range of one attribute, and the rows that it selects."""
+    """A filter: a range of one attribute, or the tag of its items, and the rows that it selects."""
 
     attribute: str
     low: int
     high: int
     mask: NDArray[np.bool_]
+    tag: str | None = None
 
     @cached_property
     def filter(self) -> Filter:
+        if self.tag:
+            return Filter.parse({"tags": self.tag})
         return Filter.parse({self.attribute: {"gte": self.low, "lt": self.high}})
 
 
@@ -112,7 +124,9 @@ def synthetic_shop(count: int, size: int, file: Path | None = None) -> Shop:
     vectors = np.empty((count, size), np.float16) if file is None else create_matrix(file, count, size)
     for start in range(0, count, BLOCK):
         vectors[start : start + BLOCK] = _unit(around(products, product_of[start : start + BLOCK], 0.5))
-    return Shop(vectors, cluster_of[product_of], rng.integers(BUCKETS, size=count), "synthetic")
+    colourways = PHOTOS_PER_PRODUCT // VARIANTS
+    groups = product_of * colourways + np.arange(count) % colourways
+    return Shop(vectors, cluster_of[product_of], groups, rng.integers(BUCKETS, size=count), "synthetic")
 
 
 def create_matrix(file: Path, count: int, size: int) -> Vectors:
@@ -138,7 +152,8 @@ def embedded_shop(file: Path, count: int) -> Shop:
     axis = np.linalg.svd(means.centroids - means.centroids.mean(axis=0), full_matrices=False)[2][0]
     number = np.argsort(np.argsort(means.centroids @ axis))
     clusters = [means.assign(part.astype(np.float32))[1] for part in np.array_split(vectors, len(vectors) // BLOCK + 1)]
-    return Shop(vectors, number[np.concatenate(clusters)], rng.integers(BUCKETS, size=len(vectors)), file.stem)
+    found = number[np.concatenate(clusters)]
+    return Shop(vectors, found, found, rng.integers(BUCKETS, size=len(vectors)), file.stem)
 
 
 def plain_cases(shop: Shop, count: int) -> list[Case]:
@@ -155,6 +170,20 @@ def filtered_cases(shop: Shop, kind: Kind, share: float, count: int) -> list[Cas
         near = np.ones_like(choice.mask) if kind == "random" else choice.mask ^ (kind == "clustered, query outside")
         found += _cases(shop, choice, _shifted(shop, np.flatnonzero(near), count // len(choices), rng))
     return found
+
+
+def tagged_cases(shop: Shop, width: int, count: int) -> list[Case]:
+    """Queries under filters by a tag, which items with buckets in a range have."""
+    rng = np.random.default_rng(2)
+    found = []
+    for low in range(0, BUCKETS, BUCKETS // FILTERS // width * width or width):
+        choice = replace(_choice("bucket", shop.buckets, low, low + width), tag=_tag(low, width))
+        found += _cases(shop, choice, _shifted(shop, np.arange(len(shop.vectors)), count // FILTERS, rng))
+    return found
+
+
+def _tag(bucket: int, width: int) -> str:
+    return f"{width}-{bucket // width}"
 
 
 def recall(answers: Iterable[Iterable[int]], cases: Iterable[Case]) -> float:

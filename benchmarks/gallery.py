@@ -18,14 +18,28 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from _ours import BATCH, KINDS, SHARES, Ours
+from _ours import BATCH, KINDS, PAGE, RANKINGS, SHARES, Ours
 from _peers import Contender, Hnswlib, Milvus, Peer, RawFaiss, Usearch, measure_recall, tune_to_recall
-from _shop import TOP, Case, Choice, Shop, embedded_shop, faiss, filtered_cases, plain_cases, synthetic_shop
+from _shop import (
+    BUCKETS,
+    TAGGED_WIDTHS,
+    TOP,
+    Case,
+    Choice,
+    Shop,
+    embedded_shop,
+    faiss,
+    filtered_cases,
+    plain_cases,
+    synthetic_shop,
+    tagged_cases,
+)
 from _table import Row, make_row, print_table, write_json
 from _timing import THREADS, Process, latencies, rates, search_turn
 
@@ -33,6 +47,7 @@ from index.gallery import Gallery, open_gallery
 from index.gallery.vectors.faiss.arrays import open_arrays
 from index.gallery.vectors.faiss.generation import INDEX_FILE, RECORDS_FILE
 from index.gallery.vectors.faiss.index import GENERATIONS
+from index.rankings import Ranking
 
 FULL, QUICK = (512, [100_000, 1_000_000]), (64, [25_000])
 """Dimensions and counts of vectors."""
@@ -114,7 +129,9 @@ class Benchmark:
                 rows += self._build_rows(built, raw)
                 rows += self._search_rows(ours, peers, cases)
                 rows += self._filtered_rows(ours, peers)
+            rows += self._list_rows(ours)
             rows.append(self._new_filter_row(ours, cases))
+            rows += self._ranked_rows(ours, cases)
         return rows + self._busy_rows(cases)
 
     def _check(self, gallery: Gallery) -> None:
@@ -138,7 +155,7 @@ class Benchmark:
                 count = len(self._shop.vectors)
                 for start in range(0, count, BATCH):
                     rows = range(start, min(start + BATCH, count))
-                    gallery.upsert(self._shop.entries(rows), self._shop.bundle_id)
+                    gallery.upsert(self._shop.entries(rows, tagged=True), self._shop.bundle_id)
                     if start // BATCH % 400 == 0:
                         log(f"{self._size}: {start:,} upserted, {time.perf_counter() - begin:.0f} s")
                 upserted = time.perf_counter()
@@ -259,6 +276,20 @@ class Benchmark:
         )
         return [*rows, lowest]
 
+    def _list_rows(self, ours: Ours) -> list[Row]:
+        """Compares filters on an attribute with several values with ranges that the same items match."""
+        rows = []
+        for width in TAGGED_WIDTHS[1:]:
+            cases = tagged_cases(self._shop, width, self._effort.filtered_queries)
+            ranges = [case._replace(choice=case.choice and replace(case.choice, tag=None)) for case in cases]
+            name = f"filtered by one of several values, {width / BUCKETS:.1%}, {self._size}"
+            recalls = measure_recall(ours, cases), measure_recall(ours, ranges)
+            rows.append(make_row(f"{name}, recall@{TOP}", recalls[0], "a range", recalls[1], "recall", at_least=0.99))
+            turns = {"list": search_turn(ours, cases), "range": search_turn(ours, ranges)}
+            measured = rates(turns, len(cases), 3)
+            rows.append(make_row(name, measured["list"], "a range", measured["range"], "QPS"))
+        return rows
+
     def _new_filter_row(self, ours: Ours, cases: Sequence[Case]) -> Row:
         """Measures searches that each have a new filter, so that none is cached."""
         mask = np.ones(len(self._shop.vectors), np.bool_)
@@ -270,6 +301,28 @@ class Benchmark:
         return make_row(
             f"filtered, 1 %, each a new filter, {self._size}", measured["new"], "the same one", measured["known"], "QPS"
         )
+
+    def _ranked_rows(self, ours: Ours, cases: Sequence[Case]) -> list[Row]:
+        """Measures searches with rules, each against the plain search for a page of the same size."""
+
+        def run(ranking: Ranking | None) -> None:
+            for case in cases:
+                ours.read_page(case, ranking)
+
+        turns = {name: partial(run, ranking) for name, ranking in (("plain", None), *RANKINGS.items())}
+        measured = rates(turns, len(cases), self._effort.rounds)
+        bound = self._target(at_least=0.5)
+        return [
+            make_row(
+                f"{PAGE} items read, {_describe(name)}, {self._size}",
+                measured[name],
+                "plain",
+                measured["plain"],
+                "QPS",
+                **bound,
+            )
+            for name in RANKINGS
+        ]
 
     # Search during other work
 
@@ -308,6 +361,11 @@ class Benchmark:
             high, low = (1000 * float(np.percentile(values, 99)) for values in (busy, still))
             rows.append(make_row(f"p99 latency {work}, {self._size}", high, peer, low, "ms"))
         return rows
+
+
+def _describe(name: str) -> str:
+    ranking = RANKINGS[name]
+    return name if ranking == Ranking(group_by=ranking.group_by) else f"{name}, window {ranking.window}"
 
 
 # Roles of the other processes

@@ -155,7 +155,8 @@ def build(place: Place) -> dict[str, Any]:
 def fill(place: Place) -> tuple[float, float]:
     """Fills a gallery and compacts it; returns when the compaction began, in wall and in CPU seconds."""
     vectors, _, _, buckets = place.load()
-    shop = Shop(vectors, np.zeros(place.count, np.int64), buckets, "synthetic")
+    clusters = np.zeros(place.count, np.int64)
+    shop = Shop(vectors, clusters, clusters, buckets, "synthetic")
     with closing(open_gallery(place.index, create=True)) as gallery:
         for start in range(0, place.count, BATCH):
             rows = range(start, min(start + BATCH, place.count))

@@ -23,6 +23,7 @@
           TooManyImages
         LockError
         PluginError
+        RankingMissing
         ReindexError
         SearchError
         SnapshotError

@@ -18,7 +18,7 @@ from service.observability.metrics import Telemetry
 from service.observability.tracing import Tracing
 from service.openapi import DescribedApp
 from service.problems import install_handlers
-from service.routes import items, jobs, media, search, status
+from service.routes import items, jobs, media, rankings, search, status
 from service.server.shutdown import draining
 from service.settings import Settings
 from service.state import ServiceState, open_state
@@ -72,7 +72,7 @@ def create_app(settings: Settings) -> FastAPI:
         )
     app.add_middleware(RequestContext, telemetry=telemetry)
     app.add_middleware(StartErrors)
-    for routes in (search, items, jobs, status, media):
+    for routes in (search, items, rankings, jobs, status, media):
         app.include_router(routes.router)
     app.mount("/web/swagger", StaticFiles(packages=[("fastapi_offline", "static")]), name="swagger")
     app.mount("/web", StaticFiles(directory=WEB), name="web")

@@ -354,7 +354,7 @@ class ActiveModel:
         return await self._open(await anyio.to_thread.run_sync(self._gallery.load_bundle, bundle_id))
 
     async def _open(self, bundle: Bundle) -> Model:
-        embedder = await anyio.to_thread.run_sync(_warm_embedder, bundle, self._settings.threads)
+        embedder = await anyio.to_thread.run_sync(_warm_embedder, bundle, self._settings)
         batcher = Batcher(embedder, check_queue=self._check_queue, on_batch=self._on_batch)
         await batcher.__aenter__()
         self._models[bundle.id] = model = Model(bundle, embedder, batcher)
@@ -378,9 +378,9 @@ class ActiveModel:
         task.add_done_callback(self._closing.discard)
 
 
-def _warm_embedder(bundle: Bundle, threads: int | None) -> Embedder:
+def _warm_embedder(bundle: Bundle, settings: Settings) -> Embedder:
     """Loads an embedder and runs both of its sessions once, so that no request waits for them."""
-    embedder = Embedder(bundle, threads=threads)
+    embedder = Embedder(bundle, threads=settings.threads, tensorrt=settings.tensorrt)
     side = bundle.preprocessing.input_size
     blank = np.zeros((1, side, side, 3), np.uint8)
     embedder.embed(blank)

@@ -26,6 +26,7 @@ from index.embedding.images import (
 )
 from index.errors import LookalikeError
 from index.gallery.errors import VersionConflict
+from index.gallery.expiry import current_instant, is_expired
 from index.gallery.types import Item, NewImage, StoredImage, StoredItem
 from service.admission import Overloaded
 from service.inference import Model, NotReady
@@ -137,13 +138,17 @@ async def _store(
     """
     embedder = _PhotoEmbedder(state, item_id, photos)
     for _ in range(state.settings.max_write_attempts):
-        seen = await state.admission.run("read", state.gallery.get_item, item_id)
+        stored = await state.admission.run("read", state.gallery.get_item, item_id, with_expired=True)
+        # One that has expired does not exist, and leaves no images behind.
+        seen = None if stored and is_expired(stored.item.attributes, current_instant()) else stored
         check_conditions(conditions, item_id, seen)
         item, surplus = target(seen)
+        if stored and not seen:
+            surplus = frozenset(image.id for image in stored.images) - photos.keys()
         model = await state.active_model.ready() if photos else None
         images = await embedder.missing_images(model, state.active_model.prepared) if model else []
         try:
-            revision = await _write(state, item, images, model, seen, surplus)
+            revision = await _write(state, item, images, model, stored, surplus)
         except VersionConflict:
             continue
         if model:
@@ -154,7 +159,8 @@ async def _store(
                     f"The item is stored, but searches do not find all of its photos yet. {error.problem}",
                     "Send the request again.",
                 ) from error
-        return _write_result(seen, item, images, surplus, revision)
+        result = _write_result(stored, item, images, surplus, revision)
+        return result._replace(created=seen is None)
     raise _too_many_conflicts(state, item_id)
 
 
@@ -253,7 +259,7 @@ async def _add_vectors(state: ServiceState, item_id: str, embedder: "_PhotoEmbed
 async def _add_vectors_of(state: ServiceState, item_id: str, embedder: "_PhotoEmbedder", bundle_id: str) -> None:
     model = await state.active_model.load(bundle_id)
     images = await embedder.missing_images(model)
-    seen = await state.admission.run("read", state.gallery.get_item, item_id)
+    seen = await state.admission.run("read", state.gallery.get_item, item_id, with_expired=True)
     if seen is None:  # deleted by another request since
         return
     held = {image.id: image.digest for image in seen.images}

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
+from index.rankings import Ranking, StoredRanking
 from service.problems import (
     ACCESS_PROBLEMS,
     ANSWER_TOO_LARGE,
@@ -30,6 +31,7 @@ from service.problems import (
     MEDIA_TYPE,
     NOT_READY,
     OVERLOADED,
+    RANKING_MISSING,
     READ_ONLY,
     SEARCH_INVALID,
     STORAGE_FULL,
@@ -49,7 +51,7 @@ NOT_MODIFIED = {"description": "The copy with this ETag is current"}
 _PHOTO_PROBLEMS = (NOT_READY, URL_DISABLED, *IMAGE_PROBLEMS.values(), *FETCH_PROBLEMS.values())
 SEARCH_PROBLEMS = (
     MALFORMED, ANSWER_TOO_LARGE, *BODY_PROBLEMS, BODY_UNSUPPORTED, IMAGE_MISSING, INVALID, FILTER_INVALID,
-    SEARCH_INVALID, ITEM_MISSING, INDEX_UNAVAILABLE,
+    SEARCH_INVALID, ITEM_MISSING, RANKING_MISSING, INDEX_UNAVAILABLE,
     *ACCESS_PROBLEMS, *_PHOTO_PROBLEMS,
 )  # fmt: skip
 READ_PROBLEMS = (INVALID, OVERLOADED, *ACCESS_PROBLEMS)
@@ -59,12 +61,26 @@ WRITE_PROBLEMS = (
     MALFORMED, *BODY_PROBLEMS, BODY_UNSUPPORTED, INVALID, LIMIT_EXCEEDED, CONFLICT, STORAGE_FULL, READ_ONLY,
     *ACCESS_PROBLEMS,
 )  # fmt: skip
+RANKING_PROBLEMS = (
+    *BODY_PROBLEMS, INVALID, FILTER_INVALID, LIMIT_EXCEEDED, CONFLICT, STORAGE_FULL, READ_ONLY, *ACCESS_PROBLEMS,
+)  # fmt: skip
 IMAGE_WRITE_PROBLEMS = (*WRITE_PROBLEMS, *_PHOTO_PROBLEMS)
 
 PHOTO = {"type": "string", "format": "binary"}
 _BASE64 = "/9j/4AAQSkZJRg..."
 _BY_ADDRESS = {"image_url": "https://cdn.shop.example/mug-01.jpg"}
 _MUGS = {"category": "mug", "price": {"lt": 20}}
+_RANKING = {
+    "group_by": "product",
+    "boosts": [
+        {"filter": {"in_stock": True}, "weight": 0.1},
+        {"attribute": "margin", "from": 0, "to": 0.5, "weight": 0.05},
+    ],
+    "diversity": 0.2,
+}
+RANKING_ANSWER = StoredRanking(
+    name="home", version=12, stored=1793523600.5, ranking=Ranking.model_validate(_RANKING)
+).model_dump(mode="json")
 _MATCH = {
     "id": "mug-03",
     "title": "Black zigzag mug 'Aster'",
@@ -76,6 +92,7 @@ _MATCH = {
         "url": "/media/dced8adde8f3b15dc5b7291858618ed87f594d8062e5d337cd8641d12b40e4c1.jpg",
     },
     "vector": None,
+    "explanation": None,
 }
 SEARCH_ANSWER = {
     "items": [_MATCH],
@@ -84,6 +101,7 @@ SEARCH_ANSWER = {
     "revision": 9,
     "milliseconds": {"decode": 0.99, "wait": 0.01, "embed": 2.24, "search": 0.3},
     "stale_seconds": 0.0,
+    "window": None,
     "hints": [],
 }
 """The answer in docs/search.md."""
@@ -96,7 +114,8 @@ SIMILAR_ITEM_ANSWER = {
 _ITEM = {
     "title": "A red mug",
     "url": "https://shop.example/mug-01",
-    "attributes": {"category": "mug", "price": 12.5, "dishwasher": True},
+    "attributes": {"category": "mug", "price": 12.5, "dishwasher": True, "tags": ["new", "gift"]},
+    "expires_at": "2099-12-31T23:00:00Z",
 }
 ITEM_ANSWER = {
     "id": "mug-01",
@@ -124,6 +143,7 @@ STATUS = {
             "pending": 0,
             "kind": "exact",
             "recall": 1.0,
+            "device": "cpu",
         },
     },
     "bundle": {
@@ -166,7 +186,7 @@ class DescribedApp(FastAPI):
 
 def _schemas() -> Json:
     """Returns the schemas of errors and request bodies by name."""
-    shapes = (Problem, SearchBody, BatchBody, ItemBody, ItemPatch, PhotoBody, JobBody)
+    shapes = (Problem, SearchBody, BatchBody, ItemBody, ItemPatch, PhotoBody, JobBody, Ranking)
     _, described = models_json_schema(
         [(shape, "validation") for shape in shapes], ref_template="#/components/schemas/{model}"
     )
@@ -206,6 +226,12 @@ def item_response(description: str = "The item as it is stored") -> Json:
     """Returns an entry of a route's `responses` for an item with its ETag."""
     tag = {"ETag": {"description": "the item's version in quotes", "schema": {"type": "string"}}}
     return {**example_response(ITEM_ANSWER, description), "headers": tag}
+
+
+def ranking_response(description: str = "The ranking as it is stored") -> Json:
+    """Returns an entry of a route's `responses` for a ranking with its ETag."""
+    tag = {"ETag": {"description": "the version in quotes", "schema": {"type": "string"}}}
+    return {**example_response(RANKING_ANSWER, description), "headers": tag}
 
 
 def error_responses(*types: ProblemType) -> dict[int | str, Json]:
@@ -250,14 +276,17 @@ def _options() -> dict[str, Json]:
         "exclude": {"type": "array", "items": text, "description": parts["exclude"]["description"]},
         "cursor": {**text, "description": parts["cursor"]["description"]},
         "include": {**text, "description": "attributes (the default), vectors, or both separated by a comma"},
+        "combine": {**text, "description": parts["combine"]["description"] + "; mean or best"},
+        "ranking": {**text, "description": parts["ranking"]["description"] + "; rules as JSON"},
+        "explain": {"type": "boolean", "description": parts["explain"]["description"]},
     }
 
 
 def _search_form() -> Json:
     """Returns the form of a search: the photo as a file, and the options as fields."""
     options = _options()
-    options["exclude"]["maxItems"] = 10  # a form has 16 fields at most, and there are six other options
-    photo = {**PHOTO, "description": "the photo, as a file"}
+    options["exclude"]["maxItems"] = 10  # a form has 20 fields at most, and there are nine other options
+    photo = {**PHOTO, "description": "the photo, as a file; repeat it to combine several"}
     properties = {"image": photo, **options}
     return {"title": "SearchForm", "type": "object", "required": ["image"], "properties": properties}
 
@@ -270,6 +299,9 @@ _FORM_FIELDS = {
     "box": "0.1,0.1,0.9,0.9",
     "exclude": ["mug-02", "mug-07"],
     "include": "attributes,vectors",
+    "combine": "best",
+    "ranking": json.dumps(_RANKING),
+    "explain": True,
 }
 _ITEM_FORM: Json = {
     "title": "ItemForm",
@@ -296,6 +328,10 @@ SEARCH_BODY: Json = {
                     "similar items": {"item_id": "mug-01", "limit": 5, "filter": _MUGS},
                     "a part of a photo": {"image": _BASE64, "box": [0.1, 0.1, 0.9, 0.9]},
                     "a photo by its address": _BY_ADDRESS,
+                    "like these, unlike that": {
+                        "examples": [{"item_id": "mug-01"}, {"image": _BASE64}, {"item_id": "mug-02", "weight": -0.5}]
+                    },
+                    "one per product, varied": {"item_id": "mug-01", "ranking": _RANKING, "explain": True},
                 },
             ),
             "multipart/form-data": _content(
@@ -325,5 +361,6 @@ IMAGE_BODY = _body(
     }
 )
 JOB_BODY = _body({"application/json": _content("JobBody", {"nightly": {"source": "shop", "delete_missing": True}})})
+RANKING_BODY = _body({"application/json": _content("Ranking", {"one per product, varied": _RANKING})})
 _PATCH = _content("ItemPatch", {"a new price": {"attributes": {"price": 9.5, "discount": None}}})
 PATCH_BODY = _body({"application/merge-patch+json": _PATCH, "application/json": _PATCH})

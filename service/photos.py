@@ -1,7 +1,9 @@
 """Loads, decodes and embeds the photos of requests, for searches and for writes."""
 
+import asyncio
+from collections.abc import Coroutine, Sequence
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +24,10 @@ from service.problems import URL_DISABLED, ProblemError
 from service.requests import Photo
 from service.state import ServiceState
 
+Result = TypeVar("Result")
+_TOGETHER = 4
+"""Photos of one request that are fetched, decoded or embedded at the same time."""
+
 
 class QueryEmbedding(NamedTuple):
     """The vector of a query photo, the model that made it, and the seconds of each stage."""
@@ -41,6 +47,39 @@ async def load_photo(state: ServiceState, photo: Photo, held: Holding) -> bytes:
         raise ProblemError(URL_DISABLED)
     async with state.admission.fetch_place():
         return await state.fetcher.fetch(str(photo.url), lambda size: held.add(BODY_FACTOR * size))
+
+
+async def run_together(works: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Returns what some coroutines return, of which a few run at the same time; the first error cancels the others.
+
+    The photos of one request must neither displace those of others nor fill the memory.
+    """
+    limit = asyncio.Semaphore(_TOGETHER)
+
+    async def run(work: Coroutine[Any, Any, Result]) -> Result:
+        async with limit:
+            return await work
+
+    if len(works) == 1:
+        return [await works[0]]
+    tasks = [asyncio.create_task(run(work)) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for work in works:
+            work.close()  # one that has not begun
+
+
+async def embed_queries(
+    state: ServiceState, photos: Sequence[bytes], boxes: Sequence[Box | None], model: Model
+) -> list[QueryEmbedding]:
+    """Embeds photos, or parts of them, with the same model."""
+    with model.in_use():
+        works = [embed_query(state, photo, box, model) for photo, box in zip(photos, boxes, strict=True)]
+        return await run_together(works)
 
 
 async def embed_query(state: ServiceState, photo: bytes, box: Box | None, model: Model) -> QueryEmbedding:

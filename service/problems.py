@@ -24,6 +24,7 @@ from index.gallery.errors import (
     ItemMissing,
     JobMissing,
     LimitExceeded,
+    RankingMissing,
     SearchError,
     StorageFull,
     StoreBusy,
@@ -33,6 +34,7 @@ from index.gallery.errors import (
     VersionConflict,
 )
 from index.gallery.filters import FilterError
+from index.rankings import NAME_TAG, RULES_TAG
 from service.admission import Overloaded
 from service.inference import NotReady
 from service.schemas.problem import Problem
@@ -41,6 +43,8 @@ from service.url_fetcher import FetchError
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+_UNION_TAGS = (NAME_TAG, RULES_TAG)
+"""Parts of an error's place that name what was validated, not where it is."""
 _MAX_REPORTED = 10
 """Mistakes of one request that are listed."""
 
@@ -241,6 +245,9 @@ LIMIT_EXCEEDED = ProblemType(
     "Item 'mug-01' would have 257 images; the limit is 256.",
     "Remove some of its images first, or send fewer.",
 )
+RANKING_MISSING = ProblemType(
+    "ranking-missing", 404, "Ranking not found", "The gallery has no ranking 'home'.", "List them at /v1/rankings."
+)
 JOB_MISSING = ProblemType("job-missing", 404, "Job not found", "The gallery has no job 7.", "List jobs at /v1/jobs.")
 JOB_ENDED = ProblemType(
     "job-ended", 409, "Job has ended", "Job 7 is not running: it is done.", "Only a running job can be cancelled."
@@ -295,6 +302,7 @@ _BY_KIND = {
     FilterError.kind: FILTER_INVALID,
     SearchError.kind: SEARCH_INVALID,
     ItemMissing.kind: ITEM_MISSING,
+    RankingMissing.kind: RANKING_MISSING,
     VersionConflict.kind: CONFLICT,
     LimitExceeded.kind: LIMIT_EXCEEDED,
     JobMissing.kind: JOB_MISSING,
@@ -339,6 +347,8 @@ def invalid_request(
     mistakes: Sequence[Mapping[str, Any]], known: type[BaseModel] | Collection[str] = ()
 ) -> ProblemError:
     """Returns the problem of a request with these mistakes, as pydantic reports them, and the names that it may use."""
+    places = [tuple(part for part in mistake["loc"] if part not in _UNION_TAGS) for mistake in mistakes]
+    mistakes = [{**mistake, "loc": place} for mistake, place in zip(mistakes, places, strict=True)]
     lines = [f"{clause}." for clause in explain_errors(mistakes[:_MAX_REPORTED], known)]
     if len(mistakes) > _MAX_REPORTED:
         lines.append(f"And {len(mistakes) - _MAX_REPORTED:,} more.")

@@ -17,14 +17,20 @@ from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, UploadFile
 
 from index.gallery.filters import Filter
-from index.items import MAX_ID_LENGTH, Item
+from index.gallery.types import Bounds
+from index.items import EXPIRES_AT, MAX_ID_LENGTH, Item
+from index.rankings import MAX_EXAMPLES
 from service.problems import BODY_UNSUPPORTED, IMAGE_MISSING, INVALID, ProblemError, invalid_request
 from service.schemas.items import ItemBody, ItemPatch, PhotoBody
-from service.schemas.search import BatchBody, SearchBody, SearchOptions
+from service.schemas.search import BatchBody, Box, SearchBody, SearchOptions
 
 _MAX_VALUES = 100_000
 """Values of a JSON body, counted by its commas and brackets: each takes up to 250 bytes of memory, and an empty list is
 two bytes of JSON. Photos in base64 have none of them, and 16 searches that exclude 1,000 items each have 16,000."""
+_EXAMPLES_PER_SEARCH = 4
+"""Photos and items that the searches of a batch may have on average."""
+_MAX_FIELDS = 20
+"""Fields of a form: ten excluded ids, and the other options."""
 Shape = TypeVar("Shape", bound=BaseModel)
 Result = TypeVar("Result")
 
@@ -36,16 +42,24 @@ class Photo(NamedTuple):
     url: str | None = None
 
 
+class QueryExample(NamedTuple):
+    """A photo, or a part of it, or an item of the gallery that a search is for; or not, with a negative weight."""
+
+    photo: Photo = Photo()
+    item_id: str | None = None
+    box: Box | None = None
+    weight: float = 1.0
+
+
 class SearchRequest(NamedTuple):
-    """A search: its options, and either a photo or an item of the gallery."""
+    """A search: its options, and the examples that it is for."""
 
     options: SearchOptions
     filter: Filter | None
-    photo: Photo
-    item_id: str | None = None
+    examples: list[QueryExample]
 
     @property
-    def bounds(self) -> dict[str, Any]:
+    def bounds(self) -> Bounds:
         """The options that the gallery applies, as its keyword arguments."""
         options = self.options
         return {
@@ -54,19 +68,28 @@ class SearchRequest(NamedTuple):
             "min_score": options.min_score,
             "exclude": options.exclude,
             "cursor": options.cursor,
+            "ranking": options.ranking,
+            "explain": options.explain,
         }
 
     @classmethod
-    def from_options(cls, options: SearchOptions, photo: Photo, item_id: str | None = None) -> "SearchRequest":
+    def from_options(cls, options: SearchOptions, examples: list[QueryExample]) -> "SearchRequest":
         """Makes a request whose filter is parsed now: unlike a parsed one, its document may be as large as the body."""
         filter = Filter.parse(options.filter) if options.filter else None
-        return cls(options.model_copy(update={"filter": {}}), filter, photo, item_id)
+        return cls(options.model_copy(update={"filter": {}}), filter, examples)
 
     @classmethod
     def from_body(cls, body: SearchBody) -> "SearchRequest":
-        """Makes a request of a JSON body, whose photo is decoded."""
-        options = SearchOptions(**{name: getattr(body, name) for name in SearchOptions.model_fields})
-        return cls.from_options(options, Photo(_decode_base64(body.image), body.image_url), body.item_id)
+        """Makes a request of a JSON body, whose photos are decoded."""
+        options = SearchOptions.model_construct(**{name: getattr(body, name) for name in SearchOptions.model_fields})
+        if body.examples is None:
+            photo = Photo(_decode_base64(body.image), body.image_url)
+            return cls.from_options(options, [QueryExample(photo, body.item_id, body.box)])
+        examples = [
+            QueryExample(Photo(_decode_base64(one.image), one.image_url), one.item_id, one.box, one.weight)
+            for one in body.examples
+        ]
+        return cls.from_options(options, examples)
 
 
 class ItemWrite(NamedTuple):
@@ -77,7 +100,8 @@ class ItemWrite(NamedTuple):
 
     def item(self, item_id: str) -> Item:
         body = self.body
-        return Item(id=item_id, title=body.title or "", url=body.url or "", attributes=body.attributes)
+        expiry = {EXPIRES_AT: body.expires_at} if body.expires_at else {}
+        return Item(id=item_id, title=body.title or "", url=body.url or "", attributes={**body.attributes, **expiry})
 
 
 class Conditions(NamedTuple):
@@ -169,7 +193,8 @@ async def read_search(request: Request) -> SearchRequest:
     query = _parse_options(request.query_params.multi_items())
     media_type = _media_type(request)
     if _is_photo(media_type):
-        return SearchRequest.from_options(validate(SearchOptions, query), Photo(await request.body()))
+        options = validate(SearchOptions, query)
+        return SearchRequest.from_options(options, [QueryExample(Photo(await request.body()), box=options.box)])
     if media_type == "application/json":
         return SearchRequest.from_body(validate(SearchBody, {**_parse_object(await request.body()), **query}))
     if media_type == "multipart/form-data":
@@ -184,18 +209,27 @@ async def read_batch(request: Request, max_batch: int) -> list[SearchRequest]:
     searches = (await read_json(request, BatchBody)).searches
     if len(searches) > max_batch:
         raise ProblemError(INVALID, f"searches: {len(searches)} were sent; the limit is {max_batch}.", "Send fewer.")
+    examples, limit = sum(len(body.examples or [1]) for body in searches), _EXAMPLES_PER_SEARCH * max_batch
+    if examples > limit:
+        problem = f"searches: they have {examples} photos and items together; the limit is {limit}."
+        raise ProblemError(INVALID, problem, "Send fewer in one request.")
     return [SearchRequest.from_body(body) for body in searches]
 
 
 async def _read_search_form(request: Request, query: dict[str, Any]) -> SearchRequest:
     _check_charset(request)
-    async with request.form(max_files=1, max_fields=16) as form:
-        image = form.get("image")
-        if not isinstance(image, UploadFile):
+    async with request.form(max_files=MAX_EXAMPLES, max_fields=_MAX_FIELDS) as form:
+        images = form.getlist("image")
+        if not images or not all(isinstance(image, UploadFile) for image in images):
             raise ProblemError(IMAGE_MISSING)
         fields = [(name, value) for name, value in form.multi_items() if name != "image" and isinstance(value, str)]
         options = validate(SearchOptions, {**_parse_options(fields), **query})
-        return SearchRequest.from_options(options, Photo(await image.read()))
+        if options.box and len(images) > 1:
+            raise ProblemError(
+                INVALID, "box: allowed with one photo only.", "Send examples as JSON, each with its own box."
+            )
+        photos = [Photo(await image.read()) for image in images if isinstance(image, UploadFile)]
+        return SearchRequest.from_options(options, [QueryExample(photo, box=options.box) for photo in photos])
 
 
 def _parse_options(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
@@ -210,17 +244,21 @@ def _parse_options(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
             values[name] = text
     if "filter" in values:
         values["filter"] = parse_filter_json(values["filter"])
+    if values.get("ranking", "").lstrip().startswith("{"):
+        values["ranking"] = _parse_option_json("ranking", values["ranking"], '{"group_by": "product"}')
     return values
 
 
 def parse_filter_json(text: str) -> Any:
     """Parses a filter that is written as JSON in a query string or form."""
+    return _parse_option_json("filter", text, '{"colour": "red"}')
+
+
+def _parse_option_json(name: str, text: str, example: str) -> Any:
     try:
         return from_json(text)
     except ValueError:
-        raise ProblemError(
-            INVALID, f"filter: {text[:80]!r} is not JSON.", 'Write one such as {"colour": "red"}.'
-        ) from None
+        raise ProblemError(INVALID, f"{name}: {text[:80]!r} is not JSON.", f"Write one such as {example}.") from None
 
 
 # Items

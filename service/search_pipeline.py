@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from index.gallery import Hit, SearchResult
+from index.gallery import Gallery, Hit, SearchResult
 from index.gallery.errors import BundleMismatch
+from index.gallery.examples import Example
 from service.answers import AnswerWriter, join_items
 from service.memory import Holding
-from service.photos import QueryEmbedding, embed_query, load_photo
+from service.photos import QueryEmbedding, embed_queries, load_photo, run_together
 from service.requests import SearchRequest
 from service.schemas.search import BatchAnswer, Match, MatchedImage, Milliseconds, SearchAnswer, SearchOptions
 from service.state import ServiceState
@@ -33,17 +34,15 @@ async def search_batch(state: ServiceState, requests: list[SearchRequest], media
 
 
 async def _search(state: ServiceState, request: SearchRequest, media: str, writer: AnswerWriter) -> bytes:
-    if request.item_id is not None:
-        with state.admission.place("search"):
-            bounded = partial(state.gallery.search_item, request.item_id, **request.bounds)
-            found = await state.admission.run("search", _find, state, bounded, request, media, writer)
-        return _answer(state, found, None)
     with state.admission.received.hold() as fetched:
-        photo = await load_photo(state, request.photo, fetched)
-        # Taken after the photo was fetched: a slow host must not keep other searches from working.
+        photos = await run_together(
+            [load_photo(state, one.photo, fetched) for one in request.examples if one.item_id is None]
+        )
+        # Taken after the photos were fetched: a slow host must not keep other searches from working.
         with state.admission.place("search"):
-            found, embedding = await _search_photo(state, request, photo, media, writer)
-    return _answer(state, found, embedding)
+            if not photos:
+                return _answer(state, await _search_vectors(state, request, [], media, writer), [])
+            return _answer(state, *await _search_photos(state, request, photos, media, writer))
 
 
 class _Found(NamedTuple):
@@ -55,25 +54,42 @@ class _Found(NamedTuple):
     seconds: float
 
 
-async def _search_photo(
-    state: ServiceState, request: SearchRequest, photo: bytes, media: str, writer: AnswerWriter
-) -> tuple[_Found, QueryEmbedding]:
-    """Embeds a photo and searches; embeds it again if its bundle was replaced twice meanwhile."""
-    embedding = await embed_query(state, photo, request.options.box, await state.active_model.ready())
+async def _search_photos(
+    state: ServiceState, request: SearchRequest, photos: list[bytes], media: str, writer: AnswerWriter
+) -> tuple[_Found, list[QueryEmbedding]]:
+    """Embeds photos and searches; embeds them again if their bundle was replaced twice meanwhile."""
+    boxes = [one.box for one in request.examples if one.item_id is None]
+    embeddings = await embed_queries(state, photos, boxes, await state.active_model.ready())
     try:
-        return await _search_vector(state, request, embedding, media, writer), embedding
+        return await _search_vectors(state, request, embeddings, media, writer), embeddings
     except BundleMismatch:
         await state.active_model.follow()
-        embedding = await embed_query(state, photo, request.options.box, state.active_model.current())
-        return await _search_vector(state, request, embedding, media, writer), embedding
+        embeddings = await embed_queries(state, photos, boxes, state.active_model.current())
+        return await _search_vectors(state, request, embeddings, media, writer), embeddings
 
 
-async def _search_vector(
-    state: ServiceState, request: SearchRequest, embedding: QueryEmbedding, media: str, writer: AnswerWriter
+async def _search_vectors(
+    state: ServiceState, request: SearchRequest, embeddings: list[QueryEmbedding], media: str, writer: AnswerWriter
 ) -> _Found:
-    vectors, bundle_id = embedding.vector[np.newaxis], embedding.model.bundle.id
-    bounded = partial(state.gallery.search, vectors, bundle_id=bundle_id, **request.bounds)
-    return await state.admission.run("search", _find, state, bounded, request, media, writer)
+    bundle_id = embeddings[0].model.bundle.id if embeddings else None
+    vectors = iter([embedding.vector for embedding in embeddings])
+    examples = [
+        Example(next(vectors) if one.item_id is None else None, one.item_id, one.weight) for one in request.examples
+    ]
+    search = partial(_search_gallery, state.gallery, examples, bundle_id, request)
+    return await state.admission.run("search", _find, state, search, request, media, writer)
+
+
+def _search_gallery(
+    gallery: Gallery, examples: list[Example], bundle_id: str | None, request: SearchRequest
+) -> SearchResult:
+    """Searches for one photo or item as it is, and for several combined."""
+    first = examples[0]
+    if len(examples) == 1 and first.vector is not None and bundle_id is not None:
+        return gallery.search(first.vector[np.newaxis], bundle_id=bundle_id, **request.bounds)
+    if len(examples) == 1 and first.item_id is not None:
+        return gallery.search_item(first.item_id, **request.bounds)
+    return gallery.search_examples(examples, bundle_id=bundle_id, combine=request.options.combine, **request.bounds)
 
 
 def _find(
@@ -99,19 +115,22 @@ def _match(state: ServiceState, hit: Hit, options: SearchOptions, bundle_id: str
         title=item.title or None,
         url=item.url or None,
         score=hit.score,
-        attributes=item.attributes if "attributes" in options.include else {},
+        attributes=item.own_attributes if "attributes" in options.include else {},
         image=MatchedImage(id=image.id, url=f"{media}/{image.digest}.jpg"),
         vector=vector,
+        explanation=hit.explanation,
     )
 
 
-def _answer(state: ServiceState, found: _Found, embedding: QueryEmbedding | None) -> bytes:
+def _answer(state: ServiceState, found: _Found, embeddings: list[QueryEmbedding]) -> bytes:
     result = found.result
     state.telemetry.stage("search", found.seconds)
     state.telemetry.saw_revision(result.revision)
     state.telemetry.saw_age(result.stale_seconds)
-    stages = (embedding.decode, embedding.wait, embedding.embed) if embedding else (0.0, 0.0, 0.0)
-    decode, wait, embed, search = (round(seconds * 1000, 2) for seconds in (*stages, found.seconds))
+    stages = [(one.decode, one.wait, one.embed) for one in embeddings] or [(0.0, 0.0, 0.0)]
+    decode, wait, embed, search = (
+        round(seconds * 1000, 2) for seconds in (*map(sum, zip(*stages, strict=True)), found.seconds)
+    )
     answer = SearchAnswer(
         items=[],
         cursor=result.cursor,
@@ -119,6 +138,7 @@ def _answer(state: ServiceState, found: _Found, embedding: QueryEmbedding | None
         revision=result.revision,
         milliseconds=Milliseconds(decode=decode, wait=wait, embed=embed, search=search),
         stale_seconds=round(result.stale_seconds, 3),
+        window=result.windows[0] if result.windows else None,
         hints=found.hints,
     )
     return join_items(answer, "items", found.items)

@@ -84,6 +84,13 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535)
     workers: int = Field(default=1, ge=1, le=64, description="server processes; each loads the model")
     threads: int | None = Field(default=None, gt=0, description="threads of the embedder; default: all cores")
+    tensorrt: bool = Field(default=False, description="embed with TensorRT if it is installed, instead of CUDA")
+    gpu_share: float = Field(
+        default=0.25,
+        ge=0,
+        le=0.5,
+        description="share of each GPU's memory for the vectors of one index, all processes together; 0: CPU",
+    )
     drain_seconds: float = Field(
         default=1, ge=0, le=300, description="how long to keep serving after SIGTERM while /readyz reports 503"
     )

@@ -15,6 +15,7 @@ from fastapi import Depends, Request
 from index.gallery import Gallery, open_gallery
 from index.gallery.errors import StoreUnavailable
 from index.gallery.settings import GallerySettings
+from index.gallery.vectors.faiss.settings import FaissSettings
 from service.admission import Admission
 from service.auth.api_keys import KeyFileUnreadable, KeyRing
 from service.auth.rate_limit import RateLimit
@@ -100,6 +101,7 @@ def _open_gallery(settings: Settings) -> Gallery:
                 maintain=True,
                 cache=settings.cache,
                 settings=GallerySettings(max_stale_seconds=settings.max_stale_seconds),
+                faiss_settings=FaissSettings(gpu_share=settings.gpu_share / settings.workers),
             )
         except StoreUnavailable as error:
             if monotonic() > deadline:

@@ -13,7 +13,7 @@ from tests.support.processes import lookalike
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import make_tiny_gallery, tiny_photo, write_tiny_source
 
-COMMANDS = ("demo", "train", "study", "evaluate", "compare", "export", "report", "reindex", "search", "serve")
+COMMANDS = ("demo", "train", "study", "evaluate", "compare", "export", "report", "reindex", "search", "serve", "info")
 
 
 class Result(NamedTuple):

@@ -14,10 +14,12 @@ ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "llms.txt")), *DOCS]
 MEASUREMENTS = ROOT / "docs" / "measurements.md"
-WITHOUT_COMMANDS = {"design.md", "glossary.md", "index.md", "measurements.md"}
+WITHOUT_COMMANDS = {"design.md", "glossary.md", "hardening.md", "index.md", "measurements.md"}
 MAX_LINE_LENGTH = 120
 
-_COMMAND = re.compile(r"(?<![\w:/.-])(?<!from )(?:fresh/bin/)?lookalike ((?:gallery |keys )?[a-z]+)\b([^`\n#|;&>]*)")
+_COMMAND = re.compile(
+    r"(?<![\w:/.-])(?<!from )(?:fresh/bin/)?lookalike ((?:gallery rankings |gallery |keys )?[a-z]+)\b([^`\n#|;&>]*)"
+)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _PATH = re.compile(r"(?:index|service|training|tests|docs|deploy|benchmarks|\.github)/[\w./-]*|[\w-]+\.(?:py|toml|txt)")
 
@@ -113,6 +115,22 @@ def test_measurements_has_a_section_for_every_page_with_commands(page: Path) -> 
     assert title in sections
     assert "**Tests**:" in sections[title]
     assert "**Not run**" in sections[title]
+
+
+def test_every_attack_is_held_by_tests_that_exist() -> None:
+    text = (ROOT / "docs" / "hardening.md").read_text(encoding="utf-8")
+    held: set[int] = set()
+    for numbers, entry in re.findall(r"^- ([\d, ]+): ((?:.+\n)(?:  .+\n)*)", text, re.MULTILINE):
+        held.update(map(int, numbers.split(", ")))
+        path = None
+        for span in spans_of(entry):
+            if span.endswith(".py"):
+                path = ROOT / "tests" / span
+                continue
+            assert path and re.search(rf"def {span}\(", path.read_text(encoding="utf-8")), span
+    rows = [int(number) for number in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
+    assert rows == list(range(1, len(rows) + 1)) and len(rows) > 50
+    assert held == set(rows)
 
 
 def test_the_glossary_is_in_alphabetical_order() -> None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from index.evaluation.metrics import QueryMetrics, confidence_intervals, query_metrics
 from training.data import Photo
 from training.evaluation import embed_photos, photo_protocol
+from training.gpu_ranking import find_ranker
 from training.metric_names import metric_title
 from training.models import MeasuredModel
 from training.study.runner import config_digest, describe_config
@@ -111,7 +112,7 @@ def compare_models(
         metrics, dimension = [], 0
         for model in members:
             vectors = embed(model)
-            metrics.append(query_metrics(vectors, protocol, ks))
+            metrics.append(query_metrics(vectors, protocol, ks, ranker=find_ranker()))
             dimension = vectors.shape[1]
         groups.append(_Group(members, metrics, dimension))
     compared = tuple(_compare(group, groups[0], names, rounds) for group in groups)

@@ -9,7 +9,7 @@ import yaml
 from pydantic import ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from index._util.models import Frozen
-from index._util.validation import explain_errors
+from index._util.validation import explain_errors, suggest
 from index.embedding.images import Preprocessing
 from training.errors import TrainingError
 
@@ -292,7 +292,9 @@ def preset_names() -> list[str]:
 def read_preset(name: str) -> dict[str, Any]:
     """Returns the settings in the file of a preset."""
     if name not in (known := preset_names()):
-        raise TrainingError(f"No preset is called {name!r}.", f"Known presets: {', '.join(known)}.")
+        raise TrainingError(
+            f"No preset is called {name!r}{suggest(name, known)}.", f"Known presets: {', '.join(known)}."
+        )
     raw: dict[str, Any] = yaml.safe_load((resources.files("training") / "presets" / f"{name}.yaml").read_text("utf-8"))
     return raw
 

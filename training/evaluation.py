@@ -1,5 +1,6 @@
 """Measures a model on photos of classes that it was not trained on."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
@@ -34,9 +35,12 @@ from training.checkpoints import RunFolder
 from training.data import Photo
 from training.data.feature_cache import FeatureCache, FeatureStore
 from training.data.torch_datasets import MeasuredPhotos, decoding_workers
-from training.devices import choose_device, keep_freed_memory
+from training.devices import check_device, choose_device, keep_freed_memory, set_precision
 from training.distributed import ProcessGroup
 from training.errors import TrainingError
+from training.gpu_ranking import find_ranker
+
+log = logging.getLogger(__name__)
 
 Embed = Callable[[torch.Tensor], NDArray[np.float32]]
 
@@ -65,6 +69,18 @@ def torch_embedder(
         return vectors
 
     return embed
+
+
+def measuring_embedder(model: nn.Module, side: int, device: torch.device | None = None) -> Embed:
+    """Wraps a model for measuring, in 32 bits, on the best device whose vectors are those of the CPU."""
+    device = device or choose_device()
+    try:
+        set_precision(device, cudnn_benchmark=False, tf32=False)
+        check_device(model.to(device), side, device, None)
+    except (TrainingError, RuntimeError) as error:
+        log.warning("photos are embedded on the CPU: %s", error)
+        device = torch.device("cpu")
+    return torch_embedder(model.to(device).eval(), device)
 
 
 def embed_photos(
@@ -104,7 +120,7 @@ def measure(
 def _score(vectors: NDArray[np.float32], photos: Sequence[Photo], ks: Sequence[int]) -> dict[str, float]:
     """Returns the figures that are kept in a run's records."""
     check_vectors(vectors, photos)
-    figures = mean_metrics(query_metrics(vectors, photo_protocol(photos), ks))
+    figures = mean_metrics(query_metrics(vectors, photo_protocol(photos), ks, ranker=find_ranker()))
     return {name: value for name, value in figures.items() if "@" in name}
 
 
@@ -142,7 +158,7 @@ def full_report(
     """Returns all figures with counts, optionally with bootstrap intervals and with figures through the index."""
     check_vectors(vectors, photos)
     protocol = photo_protocol(photos)
-    figures = query_metrics(vectors, protocol, ks)
+    figures = query_metrics(vectors, protocol, ks, ranker=find_ranker())
     report: dict[str, Any] = {
         "queries": len(protocol.queries),
         "queries_without_answer": protocol.unanswerable,
@@ -256,5 +272,5 @@ def load_model(path: Path, device: str = "auto") -> tuple[Preprocessing, Embed]:
         return bundle.preprocessing, lambda pixels: embedder.embed(pixels.numpy())
     file = path if path.is_file() else None
     run = RunFolder(path.parent if file else path)
-    place = choose_device(device)
-    return run.config.preprocessing, torch_embedder(run.model(file).to(place), place)
+    rule = run.config.preprocessing
+    return rule, measuring_embedder(run.model(file), rule.input_size, choose_device(device))

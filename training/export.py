@@ -23,6 +23,7 @@ from training.backbones import EmbeddingModel
 from training.callbacks import Progress
 from training.checkpoints import RunFolder
 from training.data import DataSet, Photo
+from training.data.registry import display_name
 from training.data.torch_datasets import MeasuredPhotos
 from training.errors import TrainingError
 from training.evaluation import Embed, measure, torch_embedder
@@ -51,7 +52,7 @@ def export_run(run: RunFolder, out: Path, photos: Sequence[Photo], *, min_cosine
         "backbone": config.backbone.name,
         "loss": config.loss.name if trained else "",
         "loss_settings": config.loss.settings if trained else {},
-        "data": run.data.partition(":")[0],
+        "data": display_name(run.data),
         "metrics": retrieval_figures(result),
         "untrained_metrics": result["untrained"],
         "refit": run.is_refit,

@@ -8,9 +8,8 @@ from index.embedding.images import Preprocessing
 from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig, load_config
-from training.devices import choose_device
 from training.errors import TrainingError
-from training.evaluation import Embed, is_bundle, load_model, torch_embedder
+from training.evaluation import Embed, is_bundle, load_model, measuring_embedder
 from training.seen_classes import SeenClasses
 
 _BACKBONE = "backbone:"
@@ -34,8 +33,8 @@ def open_model(name: str) -> MeasuredModel:
     """Opens a run, a checkpoint file in a run, a bundle, or `backbone:NAME`."""
     if is_backbone(name):
         config, model = load_backbone(name)
-        device = choose_device()
-        return MeasuredModel(name, config.preprocessing, torch_embedder(model.to(device), device), SeenClasses())
+        rule = config.preprocessing
+        return MeasuredModel(name, rule, measuring_embedder(model, rule.input_size), SeenClasses())
     path = Path(name)
     preprocessing, embed = load_model(path)
     if is_bundle(path):

@@ -38,7 +38,7 @@ class ByteBudget:
         self._max_holders = max_holders
         self._max_waiting = max_waiting
         self._small = small
-        self._held = self._holders = self._large_holders = 0
+        self._held = self._held_by_large = self._holders = self._large_holders = 0
         self._queues: dict[bool, deque[_Waiting]] = {True: deque(), False: deque()}
         """By whether those that wait are small."""
         self._changed = Condition()
@@ -62,7 +62,9 @@ class ByteBudget:
     def _change(self, own: _Waiting, holders: int) -> None:
         self._held += holders * own.size
         self._holders += holders
-        self._large_holders += holders * (not own.is_small)
+        if not own.is_small:
+            self._held_by_large += holders * own.size
+            self._large_holders += holders
         self._changed.notify_all()
 
     def _acquire(self, own: _Waiting) -> None:
@@ -84,14 +86,24 @@ class ByteBudget:
         if self._held + own.size > self.total:
             return False
         if not own.is_small:
-            return self._max_holders is None or self._large_holders < self._max_large
+            return self._has_large_place
         if self._max_holders is not None and self._holders - self._large_holders >= self._max_holders:
             return False
-        large = self._queues[False]
-        # One that does not fit next to small ones would never get its turn.
-        blocks = large and large[0].size + self._small * (self._max_holders or 1) > self.total
-        return not blocks or monotonic() - large[0].since < _OVERTAKE_SECONDS
+        return not self._queues[False] or not self._is_kept_out_by_small(self._queues[False][0])
+
+    def _is_kept_out_by_small(self, large: _Waiting) -> bool:
+        """Whether a large one has waited long enough, and only for small ones: it would never get its turn.
+
+        While it waits for other large ones, small ones are still admitted next to those.
+        """
+        if monotonic() - large.since < _OVERTAKE_SECONDS:
+            return False
+        fits_next_to_small = large.size + self._small * (self._max_holders or 1) <= self.total
+        fits_next_to_large = self._held_by_large + large.size <= self.total and self._has_large_place
+        return not fits_next_to_small and fits_next_to_large
 
     @property
-    def _max_large(self) -> int:
-        return max(1, (self._max_holders or 1) - (self._small > 0))
+    def _has_large_place(self) -> bool:
+        if self._max_holders is None:
+            return True
+        return self._large_holders < max(1, self._max_holders - (self._small > 0))

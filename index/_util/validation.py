@@ -22,7 +22,8 @@ _PHRASES = {
     "enum": "must be {expected}",
     "json_invalid": "is not JSON: {error}",
     "too_short": "must have at least {min_length} entries",
-    "attribute_type": "must be a text, a number, true or false",
+    "attribute_type": "must be a text, a number, true, false or a list of them",
+    "value_type": "must be a text, a number, true or false",
     "union_tag_invalid": "must be one of {expected_tags}",
 }
 """By the type of an error; the braces are filled with its context."""
@@ -116,7 +117,8 @@ def _got(error: Mapping[str, Any]) -> str:
 def _format_place(location: Sequence[int | str]) -> str:
     """Formats the place of an entry, such as `searches[1].limit`."""
     if "attributes" in location:
-        location = location[: location.index("attributes") + 2]  # what follows is the type that was validated
+        end = location.index("attributes") + 2  # what follows names the types that were validated
+        location = (*location[:end], *(part for part in location[end:] if isinstance(part, int)))
     parts = (f"[{part}]" if isinstance(part, int) else f".{part[:_SHOWN_LENGTH]}" for part in location)
     return "".join(parts).removeprefix(".")
 

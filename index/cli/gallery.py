@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from index.cli import rankings
 from index.cli.arguments import GalleryArgument, GalleryOption, gallery_and, one_gallery
+from index.cli.help import Group
 
 if TYPE_CHECKING:
     from index.gallery import BuildReport, GalleryStats, IndexStats
@@ -14,8 +16,10 @@ if TYPE_CHECKING:
     from index.gallery.contents import Contents
 
 app = typer.Typer(
-    help="Maintain a gallery: statistics, verification, compaction, backup, copy, export.", no_args_is_help=True
+    help="Maintain a gallery: statistics, verification, compaction, backup, copy, export, rankings.",
+    no_args_is_help=True,
 )
+app.add_typer(rankings.app, name="rankings", cls=Group)
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
 
 
@@ -236,6 +240,8 @@ def copy(
 def _describe_contents(contents: "Contents") -> str:
     vectors = f"{sum(contents.vectors.values()):,} vectors of {len(contents.vectors)} bundles"
     counts = f"{contents.items:,} items, {contents.images:,} images, {vectors}"
+    if contents.rankings:
+        counts += f", {contents.rankings:,} versions of rankings"
     return f"revision {contents.revision:,}: {counts}, SHA-256 {contents.digest[:16]}"
 
 

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from index._util.validation import explain_errors
 from index.cli.arguments import GalleryArgument, GalleryOption, one_gallery
-from index.ingest.options import ReindexOptions
+from index.ingest.options import ReindexOptions, SourceFormat
 
 if TYPE_CHECKING:
     from index.embedding.images import Box
@@ -47,8 +47,11 @@ def reindex(
     gallery: Annotated[str | None, _option("gallery")] = None,
     bundle: Annotated[str | None, _option("bundle")] = None,
     columns: Annotated[list[str] | None, _option("columns", "--column", metavar="NAME=COLUMN")] = None,
+    format: Annotated[SourceFormat | None, _option("format")] = None,
     attributes: Annotated[str | None, _option("attributes")] = None,
+    lists: Annotated[list[str] | None, _option("lists", "--list", metavar="NAME=SEPARATOR")] = None,
     images: Annotated[str | None, _option("images")] = None,
+    mirror: Annotated[list[str] | None, _option("mirror", metavar="PREFIX=FOLDER")] = None,
     allow_folder: Annotated[list[str] | None, _option("allow_folder", metavar="FOLDER")] = None,
     allow_address: Annotated[list[str] | None, _option("allow_address", metavar="HOST")] = None,
     rejects: Annotated[str | None, _option("rejects")] = None,

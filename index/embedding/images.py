@@ -43,6 +43,7 @@ __all__ = [
     "ImageLimits",
     "Preprocessing",
     "Reason",
+    "Region",
     "decode",
     "decode_cost",
     "decode_for_model",
@@ -90,6 +91,26 @@ _ORIENTATIONS = {
 
 Box = tuple[float, float, float, float]
 Fit = Literal["crop", "pad"]
+
+
+class Region(NamedTuple):
+    """A part of an upright photo, in shares of its sides or in pixels."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+    in_pixels: bool = False
+
+    def box(self, size: tuple[int, int]) -> Box:
+        """Returns the part of a photo of this size, in pixels; raises ImageError if none of it is in the photo."""
+        scale = (1, 1) if self.in_pixels else size
+        left, top, right, bottom = (
+            min(round(edge * factor), side) for edge, factor, side in zip(self[:4], scale * 2, size * 2, strict=True)
+        )
+        if left >= right or top >= bottom:
+            raise ImageError("empty", f"The box {self[:4]} contains no pixel of the photo.", "Send a larger box.")
+        return left, top, right, bottom
 
 
 class Preprocessing(Frozen):
@@ -166,10 +187,7 @@ def load_pixels(data: bytes, rule: Preprocessing, limits: ImageLimits = DEFAULT_
 def load_part(data: bytes, rule: Preprocessing, box: Box, limits: ImageLimits = DEFAULT_LIMITS) -> NDArray[np.uint8]:
     """Decodes the part of an image within a box, whose sides are shares from 0 to 1, into the model's input."""
     image = EncodedImage(data, limits)
-    left, top, right, bottom = (round(share * side) for share, side in zip(box, image.size * 2, strict=True))
-    if left >= right or top >= bottom:
-        raise ImageError("empty", f"The box {box} contains no pixel of the photo.", "Send a larger box.")
-    return rule.apply(*image.read((left, top, right, bottom), rule.decoded_side))
+    return rule.apply(*image.read(Region(*box).box(image.size), rule.decoded_side))
 
 
 def decode(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
@@ -177,12 +195,15 @@ def decode(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> Image.Image:
     return EncodedImage(data, limits).read()[0]
 
 
-def decode_for_model(rule: Preprocessing, data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> tuple[Image.Image, Box]:
-    """Decodes an image for `rule`, a large JPEG at a reduced scale; returns it and the box of the photo in it.
+def decode_for_model(
+    rule: Preprocessing, data: bytes, limits: ImageLimits = DEFAULT_LIMITS, region: Region | None = None
+) -> tuple[Image.Image, Box]:
+    """Decodes an image, or a region of it, for `rule`; returns it and the box of the photo or region in it.
 
-    The box is smaller than the image where a side is not a multiple of the scale.
+    A large JPEG is decoded at a reduced scale: the box is smaller than the image where a side is not a multiple of it.
     """
-    return EncodedImage(data, limits).read(side=model_side(rule))
+    image = EncodedImage(data, limits)
+    return image.read(region and region.box(image.size), model_side(rule))
 
 
 def model_side(rule: Preprocessing) -> int:

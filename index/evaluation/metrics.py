@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from index.errors import LookalikeError
-from index.evaluation.ranking import DEFAULT_RANKING, Ints, RankingSettings, RetrievalProtocol, relevant_ranks
+from index.evaluation.ranking import DEFAULT_RANKING, Ints, Ranker, RankingSettings, RetrievalProtocol, relevant_ranks
 
 QueryMetrics = dict[str, NDArray[np.float64]]
 """The values of each metric, one per query, as shares from 0 to 1."""
@@ -37,11 +37,16 @@ def query_metrics(
     protocol: RetrievalProtocol,
     ks: Sequence[int] = KS,
     ranking: RankingSettings = DEFAULT_RANKING,
+    ranker: Ranker | None = None,
 ) -> QueryMetrics:
-    """Returns the metrics of each query by exact cosine; a query never finds itself, equal scores rank by position."""
+    """Returns the metrics of each query by exact cosine; a query never finds itself, equal scores rank by position.
+
+    A `ranker` computes the ranks elsewhere than on the CPU.
+    """
     if len(vectors) != len(protocol.classes):
         raise ValueError(f"{len(vectors)} vectors but {len(protocol.classes)} labels")
-    rank = relevant_ranks(unit_vectors(vectors), protocol, ranking)
+    unit = unit_vectors(vectors)
+    rank = ranker(unit, protocol) if ranker else relevant_ranks(unit, protocol, ranking)
     row = np.repeat(np.arange(len(protocol.queries)), protocol.relevant)
     metrics = _metrics_of_ranks(row, rank, protocol.relevant, ks)
     return metrics | {"map": _average_precision(row, rank, protocol.relevant)}

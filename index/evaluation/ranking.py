@@ -8,7 +8,7 @@ sorted down to its lowest relevant result.
 
 import hashlib
 import os
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
@@ -79,6 +79,10 @@ class RetrievalProtocol:
         return len(self.gallery) == len(self.queries) + self.unanswerable == len(self.classes)
 
 
+Ranker = Callable[[Floats, RetrievalProtocol], Ints]
+"""Returns what `relevant_ranks` returns."""
+
+
 def relevant_ranks(unit: Floats, protocol: RetrievalProtocol, settings: RankingSettings = DEFAULT_RANKING) -> Ints:
     """Returns the ranks of each query's relevant results by inner product, ascending, query after query.
 
@@ -86,7 +90,7 @@ def relevant_ranks(unit: Floats, protocol: RetrievalProtocol, settings: RankingS
     equal scores: BLAS rounds by the position in the matrix, so duplicates get the score of the first of them.
     """
     searched = unit if len(protocol.gallery) == len(unit) else unit[protocol.gallery]
-    duplicates = _Duplicates.find(searched)
+    duplicates = Duplicates.find(searched)
     workers = os.cpu_count() or 1
     # Each thread multiplies on its own: threads of BLAS would compete with these.
     with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
@@ -98,14 +102,14 @@ def relevant_ranks(unit: Floats, protocol: RetrievalProtocol, settings: RankingS
         return np.concatenate(list(pool.map(_SortingRanker(unit, searched, protocol, duplicates).ranks, blocks)))
 
 
-class _Duplicates(NamedTuple):
+class Duplicates(NamedTuple):
     """Positions of vectors that equal an earlier one, and the positions of the first of each."""
 
     copies: Ints
     originals: Ints
 
     @classmethod
-    def find(cls, vectors: Floats) -> "_Duplicates":
+    def find(cls, vectors: Floats) -> "Duplicates":
         first: dict[bytes, int] = {}
         digests = (hashlib.blake2b(vector + np.float32(0), digest_size=16).digest() for vector in vectors)  # -0 -> 0
         origins = np.array([first.setdefault(digest, position) for position, digest in enumerate(digests)], np.int64)
@@ -116,7 +120,7 @@ class _Duplicates(NamedTuple):
 class _SortingRanker:
     """Computes ranks by sorting the scores of each query."""
 
-    def __init__(self, unit: Floats, searched: Floats, protocol: RetrievalProtocol, duplicates: _Duplicates) -> None:
+    def __init__(self, unit: Floats, searched: Floats, protocol: RetrievalProtocol, duplicates: Duplicates) -> None:
         self._unit, self._searched = unit, searched
         self._duplicates = duplicates
         self._classes = protocol.classes
@@ -151,7 +155,7 @@ class _CountingRanker:
     """Computes ranks by counting, for a set against itself, ordered so that relevant results are near the diagonal."""
 
     def __init__(
-        self, unit: Floats, protocol: RetrievalProtocol, duplicates: _Duplicates, settings: RankingSettings
+        self, unit: Floats, protocol: RetrievalProtocol, duplicates: Duplicates, settings: RankingSettings
     ) -> None:
         self._strip_rows = settings.strip_rows
         sizes = np.bincount(protocol.classes)

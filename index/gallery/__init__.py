@@ -17,6 +17,7 @@ from index.gallery.store.sqlite import STORE_FILE, SQLiteStore, check_not_emptie
 from index.gallery.store.sqlite_jobs import LOCK_FILE
 from index.gallery.types import BuildReport, GalleryStats, Hit, IndexStats, Progress, SearchResult, no_progress
 from index.gallery.vectors.base import VectorIndex
+from index.gallery.vectors.faiss.gpu import POOL
 from index.gallery.vectors.faiss.index import FaissIndex
 from index.gallery.vectors.faiss.settings import FaissSettings
 from index.gallery.vectors.qdrant.settings import QdrantAddress
@@ -60,13 +61,16 @@ def open_gallery(
     `maintain` the gallery compacts itself in the background: for a process that keeps running.
     """
     parts = parse_address(address)
+    gpus = POOL if maintain else None
     if not parts.is_folder:
         if parts.vectors:
             QdrantAddress.parse(parts.vectors)  # before anything is created
         store = _open_postgres(parts.store, cache, parts.vectors is not None, create, settings)
         try:
             index = (
-                _open_qdrant(parts.vectors, store) if parts.vectors else FaissIndex(store.cache, store, faiss_settings)
+                _open_qdrant(parts.vectors, store)
+                if parts.vectors
+                else FaissIndex(store.cache, store, faiss_settings, gpus)
             )
             return Gallery(store, index, address=str(address), maintain=maintain, cache=cache, settings=settings)
         except BaseException:
@@ -77,7 +81,7 @@ def open_gallery(
     folder = SQLiteStore(directory, settings)
     return Gallery(
         folder,
-        FaissIndex(directory, folder, faiss_settings),
+        FaissIndex(directory, folder, faiss_settings, gpus),
         address=str(address),
         maintain=maintain,
         settings=settings,

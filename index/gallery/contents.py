@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from pydantic import Field
@@ -10,6 +10,7 @@ from pydantic import Field
 from index._util.models import Frozen
 from index.gallery.store.base import Head, ImageContent, StoreReader
 from index.gallery.types import Item
+from index.rankings import StoredRanking
 
 _BLOCK_ITEMS = 512
 
@@ -34,18 +35,24 @@ class Contents(Frozen):
     items: int
     images: int
     vectors: dict[str, int] = Field(description="bundle id to its number of vectors")
-    digest: str = Field(description="SHA-256 of items, images, vectors and thumbnails")
+    rankings: int = Field(default=0, description="versions of stored rankings")
+    digest: str = Field(description="SHA-256 of items, images, vectors, thumbnails and rankings")
     active: str | None
     previous: str | None
 
     def has_content_of(self, other: "Contents") -> bool:
-        """Whether both hold the same items, images, vectors and thumbnails."""
+        """Whether both hold the same items, images, vectors, thumbnails and rankings."""
         return (self.digest, self.vectors) == (other.digest, other.vectors)
 
     def is_equal_to(self, other: "Contents") -> bool:
         """Whether the same bundles are active and previous, too; revisions may differ."""
         bundles = (self.active, self.previous) == (other.active, other.previous)
         return bundles and self.has_content_of(other)
+
+
+def describe_version(stored: StoredRanking) -> str:
+    """Returns a version of a ranking as text, without its number."""
+    return json.dumps([stored.name, stored.stored, stored.ranking.model_dump_json(exclude_defaults=True)])
 
 
 def read_outlines(reader: StoreReader) -> Iterator[ItemOutline]:
@@ -63,7 +70,7 @@ class Summary:
     def __init__(self, bundles: Collection[str]) -> None:
         """Of vectors only those of `bundles` count."""
         self._digest = hashlib.sha256()
-        self._items = self._images = 0
+        self._items = self._images = self._rankings = 0
         self._vectors = dict.fromkeys(bundles, 0)
 
     def add(self, outline: ItemOutline) -> None:
@@ -77,6 +84,12 @@ class Summary:
                 lines.append(f"{name} {image.vectors[name].hex()}")
         self._digest.update("\n".join([*lines, ""]).encode())
 
+    def add_rankings(self, versions: Iterable[StoredRanking]) -> None:
+        """Adds all versions of all rankings, after the items; their numbers are a gallery's own."""
+        for one in versions:
+            self._rankings += 1
+            self._digest.update(f"{describe_version(one)}\n".encode())
+
     def contents(self, head: Head) -> Contents:
         """Returns what was added, of a gallery with this head."""
         return Contents(
@@ -84,6 +97,7 @@ class Summary:
             items=self._items,
             images=self._images,
             vectors=self._vectors,
+            rankings=self._rankings,
             digest=self._digest.hexdigest(),
             active=head.bundle.id if head.bundle else None,
             previous=head.previous.id if head.previous else None,
@@ -101,4 +115,5 @@ def summarize(
         images += len(outline.images)
         if number % _BLOCK_ITEMS == 0:
             on_progress(images)
+    summary.add_rankings(reader.ranking_versions())
     return summary.contents(reader.head())

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 from index._util.models import Frozen
 from index.errors import LookalikeError
-from index.gallery.contents import Contents, ItemOutline, Summary, read_outlines, summarize
+from index.gallery.contents import Contents, ItemOutline, Summary, describe_version, read_outlines, summarize
 from index.gallery.errors import StoreReadOnly
 from index.gallery.item_sync import ItemSync, Plan, plan_item
 from index.gallery.jobs import Job
 from index.gallery.store.base import BundleRow, ItemStore, StoreReader
+from index.rankings import StoredRanking
 
 CopyProgress = Callable[[int, int, str], None]
 """Progress callback: (images done, images in total, what it does)."""
@@ -126,7 +127,7 @@ def _public_address(address: str) -> str:
 
 def _check_target(target: ItemStore, label: str) -> None:
     """Refuses a target that a copy might damage: one with other content, or that was written to since its last copy."""
-    if target.read.counts() == (0, 0) and not target.read.bundles():
+    if target.read.counts() == (0, 0) and not target.read.bundles() and not target.read.rankings():
         return
     last = next(iter(target.jobs.newest(1)), None)
     remedy = "Name a new gallery, or make it equal to the source with --replace."
@@ -202,6 +203,9 @@ class _Copy:
             self._job.update(done=done, deleted=self._deleted)
             self._on_progress(done, total, self._stage())
         self._drop_others(ids)
+        self._copy_rankings(reader)
+        for summary, read in ((wanted, reader), (found, self._target.read)):
+            summary.add_rankings(read.ranking_versions())
         head = self._target.read.head()
         # Nothing was written, also by others: what was read of the target is what it holds.
         is_equal = head.revision == revision
@@ -227,6 +231,16 @@ class _Copy:
                         raise
                     continue  # dropped since the pass began: the next one does not see it
                 self._target.keep_bundle(kept)
+
+    def _copy_rankings(self, reader: StoreReader) -> None:
+        """Makes the versions of all rankings equal; those of one that differs are written again."""
+        wanted, found = (_versions_by_name(read.ranking_versions()) for read in (reader, self._target.read))
+        for name in wanted.keys() | found.keys():
+            versions, copied = wanted.get(name, []), found.get(name, [])
+            if list(map(describe_version, versions)) != list(map(describe_version, copied)):
+                self._target.delete_ranking(name)
+                for one in versions:
+                    self._target.put_ranking(name, one.ranking, stored=one.stored)
 
     def _drop_others(self, wanted: Collection[str]) -> None:
         active = self._target.read.head().bundle
@@ -272,6 +286,14 @@ class _Copy:
                 self._activate(row.id)
             elif (empty := self._target.read.bundle(row.id)) is not None:
                 self._target.set_active(empty)
+
+
+def _versions_by_name(versions: Iterable[StoredRanking]) -> dict[str, list[StoredRanking]]:
+    """Returns the versions of each ranking, the oldest first."""
+    found: dict[str, list[StoredRanking]] = {}
+    for one in versions:
+        found.setdefault(one.name, []).insert(0, one)
+    return found
 
 
 def _ids(*rows: BundleRow | None) -> list[str | None]:

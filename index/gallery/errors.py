@@ -40,12 +40,12 @@ class StoreReadOnly(StoreError):
 
 
 class VersionConflict(LookalikeError):
-    """An item was changed since the writer read it."""
+    """An item or a ranking was changed since the writer read it."""
 
     kind = "version-conflict"
 
-    def __init__(self, item_id: str) -> None:
-        super().__init__(f"Item {item_id!r} was changed since it was read.", "Read it again and repeat the change.")
+    def __init__(self, name: str, noun: str = "Item") -> None:
+        super().__init__(f"{noun} {name!r} was changed since it was read.", "Read it again and repeat the change.")
 
 
 class LimitExceeded(LookalikeError):
@@ -97,6 +97,18 @@ class ItemMissing(LookalikeError):
     def __init__(self, item_id: str) -> None:
         super().__init__(
             f"The gallery has no item {item_id!r} with an image of the active bundle.", "Check the id, or add an image."
+        )
+
+
+class RankingMissing(LookalikeError):
+    """The gallery has no ranking of this name, or not this version of it."""
+
+    kind = "ranking-missing"
+
+    def __init__(self, name: str, version: int | None = None) -> None:
+        super().__init__(
+            f"The gallery has no ranking {name!r}{f' of version {version}' if version is not None else ''}.",
+            "List them: lookalike gallery rankings list, or GET /v1/rankings.",
         )
 
 

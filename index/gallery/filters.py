@@ -2,9 +2,13 @@
 
     {"category": "mug", "colour": ["red", "blue"], "price": {"gte": 5, "lt": 20}, "not": {"brand": "Acme"}}
 
-All conditions must hold; a list holds if one of its values does. `not` takes a filter, or a list of filters, of which
-none may match: a plain complement, so an item without the attribute passes. Equality is typed: 1 equals 1.0, but not
-true or "1".
+All conditions must hold. A list asks for one of its values, and `{"all": [...]}` for every one. An attribute with
+several values fulfils a condition if one value alone does, also a range. `any` takes a list of filters, of which one
+must match. `not` takes a filter, or a list of filters, of which none may match: a plain complement, so an item without
+the attribute passes.
+
+Equality is typed: 1 equals 1.0, but not true or "1". A range whose bounds are dates compares instants; any other range
+of texts compares code points.
 """
 
 import json
@@ -14,14 +18,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
+from index.dates import format_instant, parse_instant
 from index.errors import LookalikeError
-from index.items import MAX_INTEGER, MAX_NAME_LENGTH, MAX_TEXT_LENGTH, Attribute
+from index.items import MAX_INTEGER, MAX_NAME_LENGTH, MAX_TEXT_LENGTH, Attribute, Value, values_of
 
 MAX_DEPTH = 8
 MAX_CONDITIONS = 64
 MAX_VALUES = 1_000
 
 ValueType = Literal["number", "text", "boolean"]
+RangeKind = Literal["number", "text", "boolean", "date"]
 Comparison = Literal["gte", "gt", "lte", "lt"]
 _COMPARE: dict[Comparison, Callable[[Any, Any], bool]] = {
     "gte": operator.ge,
@@ -29,8 +35,15 @@ _COMPARE: dict[Comparison, Callable[[Any, Any], bool]] = {
     "lte": operator.le,
     "lt": operator.lt,
 }
-_OPERATORS = (*_COMPARE, "exists")
+_OPERATORS = (*_COMPARE, "exists", "all")
+_RESERVED = ("any", "not")
+"""Keys that are not names of attributes."""
 _BOUND_PAIRS: tuple[tuple[Comparison, Comparison], ...] = (("gte", "gt"), ("lte", "lt"))
+_ALONE = {
+    "all": "Use it alone, and other conditions in a filter of `any` or `not`.",
+    "exists": "Use it alone: a range implies it.",
+}
+_TWO_DATES = "Use two dates, such as 2026-11-19 or 2026-11-19T10:00:00Z, or two other texts."
 
 
 class FilterError(LookalikeError):
@@ -39,7 +52,11 @@ class FilterError(LookalikeError):
     kind = "filter"
 
 
-def value_type(value: Attribute) -> ValueType:
+TypedValue = tuple[ValueType, Value]
+"""A value with its type, because True == 1 in Python."""
+
+
+def value_type(value: Value) -> ValueType:
     """Returns the type of a value; only values of one type are compared."""
     if isinstance(value, bool):
         return "boolean"
@@ -51,36 +68,76 @@ def plain_number(number: float) -> int | float:
     return int(number) if abs(number) <= MAX_INTEGER and number == int(number) else number
 
 
+def _list_values(values: frozenset[TypedValue]) -> list[Value]:
+    """Returns values in their canonical order."""
+    return [value for _, value in sorted(values, key=operator.itemgetter(0, 1))]
+
+
+def _total_length(values: frozenset[TypedValue]) -> int:
+    return sum(len(str(value)) for _, value in values)
+
+
 @dataclass(frozen=True)
 class AnyOf:
-    """The attribute is one of these values; each is stored with its type, because True == 1 in Python."""
+    """The attribute is, or has among its values, one of these."""
 
-    values: frozenset[tuple[ValueType, Attribute]]
+    values: frozenset[TypedValue]
 
-    def matches(self, value: Attribute | None) -> bool:
-        return value is not None and (value_type(value), value) in self.values
+    def matches(self, attribute: Attribute | None) -> bool:
+        if isinstance(attribute, tuple):
+            return any((value_type(value), value) in self.values for value in attribute)
+        return attribute is not None and (value_type(attribute), attribute) in self.values
 
     @property
     def length(self) -> int:
-        return sum(len(str(value)) for _, value in self.values)
+        return _total_length(self.values)
 
     @property
     def document(self) -> object:
-        values = [value for _, value in sorted(self.values, key=operator.itemgetter(0, 1))]
+        values = _list_values(self.values)
         return values[0] if len(values) == 1 else values
 
 
 @dataclass(frozen=True)
+class AllOf:
+    """The attribute has every one of these values: there are at least two, so it is a list."""
+
+    values: frozenset[TypedValue]
+
+    def matches(self, attribute: Attribute | None) -> bool:
+        return self.values.issubset((value_type(value), value) for value in values_of(attribute))
+
+    @property
+    def length(self) -> int:
+        return _total_length(self.values)
+
+    @property
+    def document(self) -> object:
+        return {"all": _list_values(self.values)}
+
+
+@dataclass(frozen=True)
 class Range:
-    """The attribute has the type of the bounds and is within them; strings are compared by code point."""
+    """A value has the type of the bounds and is within them all.
 
-    kind: ValueType
-    bounds: tuple[tuple[Comparison, Attribute], ...]
+    Strings are compared by code point. The bounds of dates are instants, and the values are texts that are dates.
+    """
 
-    def matches(self, value: Attribute | None) -> bool:
-        if value is None or value_type(value) != self.kind:
-            return False
-        return all(_COMPARE[comparison](value, bound) for comparison, bound in self.bounds)
+    kind: RangeKind
+    bounds: tuple[tuple[Comparison, Value], ...]
+
+    def matches(self, attribute: Attribute | None) -> bool:
+        if isinstance(attribute, tuple):
+            return any(map(self._includes, attribute))
+        return attribute is not None and self._includes(attribute)
+
+    def _includes(self, value: Value) -> bool:
+        compared: Value | None = value
+        if self.kind == "date":
+            compared = parse_instant(value) if isinstance(value, str) else None
+        elif value_type(value) != self.kind:
+            compared = None
+        return compared is not None and all(_COMPARE[comparison](compared, bound) for comparison, bound in self.bounds)
 
     @property
     def length(self) -> int:
@@ -88,6 +145,8 @@ class Range:
 
     @property
     def document(self) -> object:
+        if self.kind == "date":
+            return {comparison: format_instant(cast(int, bound)) for comparison, bound in self.bounds}
         return dict(self.bounds)
 
 
@@ -98,23 +157,27 @@ class Exists:
     wanted: bool
     length: ClassVar[int] = 0
 
-    def matches(self, value: Attribute | None) -> bool:
-        return (value is not None) == self.wanted
+    def matches(self, attribute: Attribute | None) -> bool:
+        return (attribute is not None) == self.wanted
 
     @property
     def document(self) -> object:
         return {"exists": self.wanted}
 
 
-Condition = AnyOf | Range | Exists
+Condition = AnyOf | AllOf | Range | Exists
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Conditions that must all hold, and filters that must not match; filters that mean the same are equal."""
+    """Conditions that must all hold, filters that must not match, and alternatives, of which one must match.
+
+    Filters that mean the same are equal.
+    """
 
     conditions: tuple[tuple[str, Condition], ...] = ()
     negated: tuple["Filter", ...] = ()
+    alternatives: tuple["Filter", ...] = ()
 
     @classmethod
     def parse(cls, document: object) -> "Filter":
@@ -125,13 +188,15 @@ class Filter:
         """Returns whether an item with these attributes passes: the reference that every engine must agree with."""
         if not all(condition.matches(attributes.get(name)) for name, condition in self.conditions):
             return False
-        return not any(negated.matches(attributes) for negated in self.negated)
+        if any(negated.matches(attributes) for negated in self.negated):
+            return False
+        return not self.alternatives or any(one.matches(attributes) for one in self.alternatives)
 
     @property
     def length(self) -> int:
         """The number of characters of all texts."""
         own = sum(len(name) + condition.length for name, condition in self.conditions)
-        return own + sum(negated.length for negated in self.negated)
+        return own + sum(inner.length for inner in (*self.negated, *self.alternatives))
 
     @property
     def document(self) -> dict[str, object]:
@@ -140,6 +205,8 @@ class Filter:
         if self.negated:
             negated = [negated.document for negated in self.negated]
             document["not"] = negated[0] if len(negated) == 1 else negated
+        if self.alternatives:
+            document["any"] = [one.document for one in self.alternatives]
         return document
 
 
@@ -152,7 +219,9 @@ class _Parser:
 
     def filter(self, document: object, path: str, depth: int) -> Filter:
         if depth > MAX_DEPTH:
-            raise FilterError(f"{path} is nested deeper than {MAX_DEPTH} times.", "Use fewer `not` inside `not`.")
+            raise FilterError(
+                f"{path} is nested deeper than {MAX_DEPTH} times.", "Use fewer `not` and `any` inside each other."
+            )
         if not isinstance(document, dict):
             raise FilterError(
                 f"{path} is {_format(document)}, not an object.",
@@ -160,7 +229,9 @@ class _Parser:
             )
         conditions = sorted(self._parse_conditions(document, path), key=operator.itemgetter(0))
         return Filter(
-            tuple(conditions), self._negated(document["not"], f"{path}.not", depth) if "not" in document else ()
+            tuple(conditions),
+            self._negated(document["not"], f"{path}.not", depth) if "not" in document else (),
+            self._alternatives(document["any"], f"{path}.any", depth) if "any" in document else (),
         )
 
     def _negated(self, document: object, path: str, depth: int) -> tuple[Filter, ...]:
@@ -168,26 +239,30 @@ class _Parser:
             raise FilterError(
                 f"{path} is an empty list, which excludes nothing.", "Leave it out, or add what to exclude."
             )
-        if isinstance(document, list) and len(document) > MAX_CONDITIONS:
+        if not isinstance(document, list):
+            return self._filters({path: document}, depth, "which excludes every item", "what to exclude")
+        return self._filters(_elements(document, path), depth, "which excludes every item", "what to exclude")
+
+    def _alternatives(self, document: object, path: str, depth: int) -> tuple[Filter, ...]:
+        if not isinstance(document, list):
             raise FilterError(
-                f"{path} has {len(document):,} filters; the limit is {MAX_CONDITIONS} conditions.",
-                "Use fewer, or a list of values for one attribute.",
+                f"{path} is {_format(document)}, not a list of filters.",
+                'List filters of which one must match, such as [{"colour": "red"}, {"price": {"lt": 20}}].',
             )
-        documents = (
-            {f"{path}[{i}]": element for i, element in enumerate(document)}
-            if isinstance(document, list)
-            else {path: document}
-        )
-        negated = {self.filter(inner, inner_path, depth + 1): inner_path for inner_path, inner in documents.items()}
-        if Filter() in negated:
-            raise FilterError(
-                f"{negated[Filter()]} is {{}}, which excludes every item.", "Leave it out, or add what to exclude."
-            )
-        return tuple(sorted(negated, key=lambda inner: json.dumps(inner.document, sort_keys=True)))
+        if not document:
+            raise FilterError(f"{path} is an empty list, which no item matches.", "Add filters, or leave it out.")
+        return self._filters(_elements(document, path), depth, "which matches every item", "a condition")
+
+    def _filters(self, documents: Mapping[str, object], depth: int, effect: str, missing: str) -> tuple[Filter, ...]:
+        """Parses filters by their paths; refuses an empty one. Returns each once, in the canonical order."""
+        found = {self.filter(document, path, depth + 1): path for path, document in documents.items()}
+        if Filter() in found:
+            raise FilterError(f"{found[Filter()]} is {{}}, {effect}.", f"Leave it out, or add {missing}.")
+        return tuple(sorted(found, key=lambda one: json.dumps(one.document, sort_keys=True)))
 
     def _parse_conditions(self, document: Mapping[object, object], path: str) -> Iterator[tuple[str, Condition]]:
         for name, expected in document.items():
-            if name == "not":
+            if name in _RESERVED:
                 continue
             if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_LENGTH:
                 raise FilterError(
@@ -211,7 +286,10 @@ class _Parser:
             raise FilterError(
                 f"{path} is an empty list, which no item matches.", "Add a value, or leave the attribute out."
             )
-        return AnyOf(frozenset(self._value(value, f"{path}[{i}]") for i, value in enumerate(expected)))
+        return AnyOf(self._values_in(expected, path))
+
+    def _values_in(self, values: list[object], path: str) -> frozenset[TypedValue]:
+        return frozenset(self._value(value, f"{path}[{i}]") for i, value in enumerate(values))
 
     def _operators(self, expected: Mapping[object, object], path: str) -> Condition:
         if not expected:
@@ -222,16 +300,26 @@ class _Parser:
                     f"{path} has the unknown operator {_format(key)}.",
                     f"Use one of {', '.join(_OPERATORS)}; attributes are not nested.",
                 )
+        for key in ("all", "exists"):
+            if key in expected and len(expected) > 1:
+                raise FilterError(f"{path} combines `{key}` with other operators.", _ALONE[key])
+        if "all" in expected:
+            return self._all(expected["all"], f"{path}.all")
         if "exists" not in expected:
             return self._range(cast(Mapping[Comparison, object], expected), path)
-        if len(expected) > 1:
-            raise FilterError(
-                f"{path} combines `exists` with other operators.",
-                "Use it alone: a range implies it.",
-            )
         if not isinstance(expected["exists"], bool):
             raise FilterError(f"{path}.exists is {_format(expected['exists'])}.", "Use true or false.")
         return Exists(expected["exists"])
+
+    def _all(self, expected: object, path: str) -> AllOf | AnyOf:
+        if not isinstance(expected, list):
+            raise FilterError(
+                f"{path} is {_format(expected)}, not a list.", 'List the values, such as {"all": ["S", "M"]}.'
+            )
+        if not expected:
+            raise FilterError(f"{path} is an empty list, which every item matches.", "Add a value, or leave it out.")
+        values = self._values_in(expected, path)
+        return AllOf(values) if len(values) > 1 else AnyOf(values)
 
     def _range(self, expected: Mapping[Comparison, object], path: str) -> Range:
         for pair in _BOUND_PAIRS:
@@ -248,9 +336,16 @@ class _Parser:
         if len(kinds) > 1:
             mixed = " and ".join(f"{comparison} {_format(bound)}" for comparison, (_, bound) in bounds.items())
             raise FilterError(f"{path} mixes a number and a string: {mixed}.", "Use two numbers or two strings.")
+        instants = {name: parse_instant(bound) for name, (_, bound) in bounds.items() if isinstance(bound, str)}
+        found = {name: instant for name, instant in instants.items() if instant is not None}
+        if found and len(found) < len(instants):
+            mixed = " and ".join(f"{comparison} {_format(bound)}" for comparison, (_, bound) in bounds.items())
+            raise FilterError(f"{path} mixes a date and another text: {mixed}.", _TWO_DATES)
+        if found:
+            return Range("date", tuple(found.items()))
         return Range(kinds.pop(), tuple((comparison, bound) for comparison, (_, bound) in bounds.items()))
 
-    def _value(self, value: object, path: str) -> tuple[ValueType, Attribute]:
+    def _value(self, value: object, path: str) -> TypedValue:
         self._values += 1
         if self._values > MAX_VALUES:
             raise FilterError(f"{path} exceeds the limit of {MAX_VALUES:,} values.", "Use fewer, or a range.")
@@ -273,6 +368,16 @@ class _Parser:
             raise FilterError(f"{path} is {_format(value)}.", "Use a finite number.")
         kind = value_type(value)
         return kind, plain_number(cast(float, value)) if kind == "number" else value
+
+
+def _elements(document: list[object], path: str) -> dict[str, object]:
+    """Returns the filters of a list by their paths."""
+    if len(document) > MAX_CONDITIONS:
+        raise FilterError(
+            f"{path} has {len(document):,} filters; the limit is {MAX_CONDITIONS} conditions.",
+            "Use fewer, or a list of values for one attribute.",
+        )
+    return {f"{path}[{i}]": element for i, element in enumerate(document)}
 
 
 def _format(value: object) -> str:

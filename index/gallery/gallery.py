@@ -1,13 +1,12 @@
 """The gallery: one class over an item store and a vector index."""
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
-from math import isfinite
 from pathlib import Path
-from typing import Self
+from typing import Self, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,22 +17,25 @@ from index.gallery import backup, copy, export, verify
 from index.gallery.addresses import redact
 from index.gallery.bundle_stats import BundleStats, list_bundles
 from index.gallery.contents import Contents
-from index.gallery.cursors import decode_cursor, encode_cursor, hash_query
 from index.gallery.errors import (
-    IndexDamaged,
     ItemMissing,
     SearchError,
     StoreError,
     StoreUnavailable,
 )
+from index.gallery.examples import Example, check_examples
+from index.gallery.examples import combine as combine_examples
+from index.gallery.expiry import current_instant, hide_expired, is_expired
 from index.gallery.filters import Filter
 from index.gallery.hints import find_mismatches
 from index.gallery.jobs import Job, JobHistory, needed_bundles
-from index.gallery.maintenance import Maintainer, RepeatedTask
-from index.gallery.search import Query, search_view
+from index.gallery.maintenance import ExpiredItems, Maintainer, RepeatedTask
+from index.gallery.ranking.rules import Rules
+from index.gallery.searches import Searches, check_vectors
 from index.gallery.settings import GallerySettings
 from index.gallery.store.base import ItemStore
 from index.gallery.types import (
+    Bounds,
     BuildReport,
     Facet,
     GalleryStats,
@@ -48,9 +50,9 @@ from index.gallery.types import (
     no_progress,
 )
 from index.gallery.vectors.base import VectorIndex
-from index.gallery.vectors.view import View
 from index.gallery.views import Views, find_bundle, no_vectors
-from index.items import MAX_TOP
+from index.items import EXPIRES_AT
+from index.rankings import RANKING_NAME, Combination, Ranking, StoredRanking
 
 log = logging.getLogger(__name__)
 
@@ -91,8 +93,10 @@ class Gallery:
             Maintainer(address, index, self._settings, cache=cache) if maintain and store.can_record_indexes else None
         )
         self._views = Views(store, index, self._maintainer, self._settings)
+        self._searches = Searches(store, self._views)
         for problem in verify.find_lost_writes(store, index):
             log.error("%s: %s; see `lookalike gallery verify`", self.address, problem)
+        self._expired = ExpiredItems(store, self._settings)
         self._keeping_up_to = -1
         self._background = RepeatedTask(self._keep_up, self._settings.follow_seconds, "follow") if maintain else None
 
@@ -209,12 +213,17 @@ class Gallery:
     def compact(
         self, *, rebuild: bool = False, wait: bool = True, on_progress: Progress = no_progress
     ) -> BuildReport | None:
-        """Brings the active bundle's index up to date; returns None if there are no images.
+        """Removes expired items and brings the active bundle's index up to date; returns None if there are no images.
 
-        Without `wait` it does nothing, and returns None, while another process is building.
+        Without `wait` it builds nothing, and returns None, while another process is building.
         """
+        self.remove_expired()
         bundle = self._store.read.head().bundle
         return bundle and self._index.build(bundle.id, rebuild=rebuild, wait=wait, on_progress=on_progress)
+
+    def remove_expired(self) -> int:
+        """Removes the items that have expired, some at a time; returns their number."""
+        return self._expired.remove()
 
     # Reads
 
@@ -223,9 +232,12 @@ class Gallery:
         """The history of re-indexing jobs."""
         return self._store.jobs
 
-    def get_item(self, item_id: str) -> StoredItem | None:
-        """Returns an item with its images and its version."""
-        return self._store.read.get_item(item_id)
+    def get_item(self, item_id: str, *, with_expired: bool = False) -> StoredItem | None:
+        """Returns an item with its images and its version; one that has expired only if asked."""
+        stored = self._store.read.get_item(item_id)
+        if stored and not with_expired and is_expired(stored.item.attributes, current_instant()):
+            return None
+        return stored
 
     def item_vectors(self, item_id: str, bundle_id: str) -> dict[str, NDArray[np.float32]]:
         """Returns image id to vector, of the item's images that have one of the bundle."""
@@ -266,7 +278,13 @@ class Gallery:
         and of their values those that contain a text in any case.
         """
         view = self._views.active()
-        return view.index.facets(count, names, filter=filter, contains=contains) if view else iter(())
+        if view is None:
+            return
+        expired = view.newest_expiry(current_instant())
+        wanted = filter if expired is None else hide_expired(filter, expired)
+        for facet in view.index.facets(count, names, filter=wanted, contains=contains):
+            if names or facet.name != EXPIRES_AT:
+                yield facet
 
     def filter_hints(self, filter: Filter) -> list[str]:
         """Returns what in a filter keeps it from matching: attributes or types of values that no item has."""
@@ -281,9 +299,13 @@ class Gallery:
         return ItemPage(found[:count], found[count - 1].id if len(found) > count else None)
 
     def iter_items(self, *, filter: Filter | None = None, after: str = "") -> Iterator[Item]:
-        """Yields the items after an id that match a filter, in the order of their ids; reads some at a time."""
+        """Yields the items after an id that match a filter, in the order of their ids; reads some at a time.
+
+        Leaves out those that had expired when it began.
+        """
+        wanted = hide_expired(filter, current_instant())
         while block := self._store.read.items_after(after, _ITEM_BLOCK):
-            yield from (item for item in block if filter is None or filter.matches(item.attributes))
+            yield from (item for item in block if wanted.matches(item.attributes))
             after = block[-1].id
 
     def stats(self) -> GalleryStats:
@@ -311,8 +333,36 @@ class Gallery:
         view = self._views.get(bundle_id)[0]
         if view:
             vector = np.ones((1, view.bundle.dimension), np.float32)
-            for hit in self._search(view, [vector], 1, None, None, (), None).hits[0]:
+            for hit in self._searches.run(view, [vector], top=1).hits[0]:
                 assert hit.item.id
+
+    # Rankings
+
+    def rankings(self) -> list[StoredRanking]:
+        """Returns the newest version of each stored ranking, by name."""
+        return self._store.read.rankings()
+
+    def get_ranking(self, name: str, *, version: int | None = None) -> StoredRanking | None:
+        """Returns a version of a stored ranking, by default the newest."""
+        return self._store.read.ranking(name, version)
+
+    def ranking_versions(self, name: str) -> list[StoredRanking]:
+        """Returns the versions of a stored ranking that are kept, the newest first."""
+        return self._store.read.ranking_versions(name)
+
+    def put_ranking(self, name: str, ranking: Ranking, *, expected: Versions | None = None) -> StoredRanking:
+        """Stores a new version of a ranking, unless the newest one is equal; from then on searches use it."""
+        if not re.fullmatch(RANKING_NAME, name):
+            raise SearchError(
+                f"{name[:80]!r} is not a valid name of a ranking.",
+                "Use up to 100 letters, digits, dots, dashes and underscores, beginning with a letter or digit.",
+            )
+        Rules(ranking)  # refuses invalid filters
+        return self._store.put_ranking(name, ranking, expected=expected or {})
+
+    def delete_ranking(self, name: str, *, expected: Versions | None = None) -> bool:
+        """Removes a stored ranking with all its versions; returns whether there was one."""
+        return self._store.delete_ranking(name, expected=expected or {})
 
     # Files
 
@@ -364,88 +414,55 @@ class Gallery:
     # Searches
 
     def search(
-        self,
-        vectors: NDArray[np.float32],
-        *,
-        bundle_id: str,
-        top: int = 10,
-        filter: Filter | None = None,
-        min_score: float | None = None,
-        exclude: Sequence[str] = (),
-        cursor: str | None = None,
-        rehearsal: bool = False,
+        self, vectors: NDArray[np.float32], *, bundle_id: str, rehearsal: bool = False, **bounds: Unpack[Bounds]
     ) -> SearchResult:
-        """Returns the `top` most similar items for each query vector, best first, each with its best image.
+        """Returns the most similar items for each query vector, each with its best image, in the order of the ranking.
 
-        The caller names the bundle that made the vectors: those of another one are never compared. Items in `exclude`
-        are left out; the `cursor` of a result continues a single query. A `rehearsal` searches the vectors of a bundle
-        that is not active yet.
+        The caller names the bundle that made the vectors: those of another one are never compared. A `rehearsal`
+        searches the vectors of a bundle that is not active yet.
         """
         view, stale = (self._views.rehearsal(bundle_id), 0.0) if rehearsal else self._views.get(bundle_id)
         if view is None:
             return SearchResult([[] for _ in vectors], bundle_id, self._store.read.revision())
-        if vectors.ndim != 2 or vectors.shape[1] != view.bundle.dimension or not isfinite(vectors.sum()):
-            raise SearchError(
-                f"Query vectors of shape {vectors.shape} do not fit bundle {bundle_id}: it makes finite vectors of "
-                f"{view.bundle.dimension} numbers.",
-                "Embed the query with the gallery's bundle.",
-            )
-        if cursor and len(vectors) > 1:
+        check_vectors(vectors, view.bundle)
+        if bounds.get("cursor") and len(vectors) > 1:
             raise SearchError(f"A cursor was passed with {len(vectors)} queries.", "Page through one query at a time.")
         groups = [vectors[row : row + 1] for row in range(len(vectors))]
-        found = self._search(view, groups, top, filter, min_score, exclude, cursor)
+        found = self._searches.run(view, groups, **bounds)
         return replace(found, stale_seconds=stale) if stale else found
 
-    def search_item(
-        self,
-        item_id: str,
-        *,
-        top: int = 10,
-        filter: Filter | None = None,
-        min_score: float | None = None,
-        exclude: Sequence[str] = (),
-        cursor: str | None = None,
-    ) -> SearchResult:
+    def search_item(self, item_id: str, **bounds: Unpack[Bounds]) -> SearchResult:
         """Returns the items most similar to a stored one, without itself, by whichever of its images is nearest."""
         view = self._views.active()
-        vectors = self._store.read.item_vectors(item_id, view.bundle.key) if view else {}
-        if not view or not vectors:
+        if view is None:
             raise ItemMissing(item_id)
-        group = np.stack(list(vectors.values()))
-        return self._search(view, [group], top, filter, min_score, [item_id, *exclude], cursor)
+        group = self._searches.item_vectors(view, item_id)
+        bounds["exclude"] = [item_id, *bounds.get("exclude", ())]
+        return self._searches.run(view, [group], **bounds)
 
-    def _search(
+    def search_examples(
         self,
-        view: View,
-        groups: list[NDArray[np.float32]],
-        top: int,
-        filter: Filter | None,
-        min_score: float | None,
-        exclude: Sequence[str],
-        cursor: str | None,
+        examples: Sequence[Example],
+        *,
+        bundle_id: str | None = None,
+        combine: Combination = "mean",
+        **bounds: Unpack[Bounds],
     ) -> SearchResult:
-        if not 1 <= top <= MAX_TOP:
-            raise SearchError(f"top is {top}.", f"Ask for 1 to {MAX_TOP} items, and for more by cursor.")
-        if min_score is not None and not isfinite(min_score):
-            raise SearchError(f"min_score is {min_score}.", "Pass a number from -1 to 1, or none.")
-        excluded = frozenset(self._store.read.item_keys(exclude)) if exclude else frozenset()
-        query = Query(top, filter, min_score, excluded)
-        # Computed only when a cursor is passed or asked for.
-        query_hash = partial(hash_query, groups[0], filter, min_score, exclude) if len(groups) == 1 else None
-        if cursor and query_hash:
-            query = query._replace(start=decode_cursor(cursor, query_hash()))
-        try:
-            answers = search_view(view, groups, query) if groups else []
-        except IndexDamaged:  # the index was replaced, or lost, during the search
-            view = self._views.reopen(view)
-            answers = search_view(view, groups, query)
-        following = answers[0][1] if query_hash else None
-        return SearchResult(
-            [hits for hits, _ in answers],
-            view.bundle.id,
-            view.revision,
-            (lambda: encode_cursor(following(), query_hash())) if following and query_hash else None,
-        )
+        """Returns the items that are like several photos or stored items, and unlike those of negative weight.
+
+        Items that are examples are left out. `bundle_id` names the bundle that made the vectors of photos.
+        """
+        check_examples(examples)
+        view, stale = self._views.get(bundle_id) if bundle_id else (self._views.active(), 0.0)
+        item_ids = [one.item_id for one in examples if one.item_id is not None]
+        if view is None:
+            for item_id in item_ids:
+                raise ItemMissing(item_id)
+            return SearchResult([[]], bundle_id or "", self._store.read.revision())
+        query = combine_examples([self._searches.load_example(view, example) for example in examples], combine)
+        bounds["exclude"] = [*item_ids, *bounds.get("exclude", ())]
+        found = self._searches.run(view, [query.group], query.negatives, **bounds)
+        return replace(found, stale_seconds=stale) if stale else found
 
     # Following the store
 
@@ -464,5 +481,6 @@ class Gallery:
             self._keeping_up_to = news
         try:
             self._store.checkpoint(idle=idle)
+            self._expired.remove_if_due()
         except StoreError as error:  # such as a full disk: searches and reads continue
             log.warning("%s: %s", self.address, error)

@@ -1,4 +1,4 @@
-"""Background work of a process that keeps a gallery open: following writes, and compaction.
+"""Background work of a process that keeps a gallery open: following writes, removing what expires, and compaction.
 
 The active bundle is compacted in a process of its own: it takes neither the interpreter lock nor the memory of the
 process that serves searches.
@@ -12,11 +12,15 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from pathlib import Path
+from time import monotonic
 
 from index.errors import LookalikeError
 from index.gallery.addresses import redact
+from index.gallery.expiry import current_instant
 from index.gallery.settings import GallerySettings
+from index.gallery.store.base import ItemStore
 from index.gallery.vectors.base import VectorIndex
 
 _COMMAND = "import sys; from index.gallery.maintenance import main; main(sys.stdin.read())"
@@ -52,6 +56,32 @@ class RepeatedTask:
         """Waits for a running attempt."""
         self._closing.set()
         self._thread.join()
+
+
+class ExpiredItems:
+    """Removes items that have expired: nobody sees them any more, so that it need not be soon."""
+
+    def __init__(self, store: ItemStore, settings: GallerySettings) -> None:
+        self._store = store
+        self._settings = settings
+        self._removed = -inf
+        """When they were last removed."""
+
+    def remove(self) -> int:
+        """Removes what has expired until now, some items at a time; returns their number."""
+        instant, removed = current_instant(), 0
+        while not self._store.is_read_only:
+            count = self._store.delete_expired(instant, self._settings.expiry_batch)
+            removed += count
+            if count < self._settings.expiry_batch:
+                break
+        return removed
+
+    def remove_if_due(self) -> None:
+        """Removes what has expired, unless that was done a short time ago."""
+        if monotonic() - self._removed >= self._settings.expiry_seconds:
+            self._removed = monotonic()
+            self.remove()
 
 
 class Maintainer:

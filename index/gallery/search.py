@@ -1,15 +1,18 @@
-"""Searches a view: ranks items by their best image over all segments, with filters and pages.
+"""Searches a view: ranks items by their best image over all segments, with filters, groups and pages.
 
 A page asks each segment for its nearest images, which is fast and, on a large index, approximate. Its cursor names the
 items that were returned, and the next page leaves them out: what one page missed appears on a later one. When the
 items become too many to name, a page compares the query with all images instead. That is exact, so its cursor is the
 rank of its last image, and costs the same however far the page is from the first.
+
+What a page returns once is called an owner of images: an item or, with `group_by`, all items with the same value of an
+attribute. A group is represented by its best image, as an item is.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import compress, repeat
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -18,6 +21,7 @@ from numpy.typing import NDArray
 
 from index.gallery.cursors import PageStart
 from index.gallery.filters import Filter
+from index.gallery.groups import owner_keys
 from index.gallery.types import Hit
 from index.gallery.vectors.base import Segment
 from index.gallery.vectors.view import View
@@ -26,8 +30,14 @@ from index.items import MAX_TOP
 _WIDEN_FACTOR = 4
 _MAX_FETCH = 16 * MAX_TOP
 """Images of a segment that are ranked one by one; when that is not enough, a page compares all images."""
-_SCORE_UNIT = 10**6
+SCORE_UNIT = 10**6
 """Scores are rounded to millionths: a compaction may change the order of a sum, and with it the last digits."""
+_MAX_GROUP = 16
+"""Images per group that a search allows for at first; groups that lie together may have more."""
+_GROUPED_ITEMS = 4 * MAX_TOP
+"""Items that a page of groups needs in their exact order, for engines that have to fetch them."""
+_LARGE_GROUP = 16
+"""Query vectors of one group beyond which each fetches fewer images at first: their results are put together."""
 _QUERY_CHUNK = 64
 """Query vectors of one group that are searched at a time, which bounds the memory for an item with many images."""
 
@@ -42,8 +52,8 @@ class _SegmentResult(NamedTuple):
     """The best score that an image can have which was not returned; None when all were returned."""
 
 
-_Candidate = tuple[int, int, int, Segment, int]
-"""An image: its rank (the negative rounded score), its key, its item's key, and its segment and position."""
+Candidate = tuple[int, int, int, Segment, int]
+"""An image: its rank (the negative rounded score), its key, its owner's key, and its segment and position."""
 
 
 class Query(NamedTuple):
@@ -55,15 +65,38 @@ class Query(NamedTuple):
     excluded: frozenset[int] = frozenset()
     """Keys of items to leave out."""
     start: PageStart | None = None
+    group_by: str | None = None
+    """The attribute of whose values each is returned once."""
+    represented: frozenset[int] = frozenset()
+    """Keys of owners to leave out, because other items stand for them."""
+    max_seen: int = MAX_TOP
+    """Owners that a cursor may name."""
+    expired: int | None = None
+    """The instant of `View.segments` from which items are hidden; None if nothing has expired."""
 
     @property
     def skipped(self) -> frozenset[int]:
-        """Keys of items that must not be returned: those left out and those of earlier pages."""
-        return self.excluded | self.start.seen if self.start else self.excluded
+        """Keys of owners that must not be returned: those left out and those of earlier pages."""
+        skipped = self.represented if self.group_by else self.represented | self.excluded
+        return skipped | self.start.seen if self.start else skipped
+
+    @property
+    def skipped_count(self) -> int:
+        """An upper bound of the owners and items that must not be returned."""
+        return len(self.excluded) + len(self.represented) + (len(self.start.seen) if self.start else 0)
 
     @property
     def worst_rank(self) -> int | None:
-        return None if self.min_score is None else -math.ceil(self.min_score * _SCORE_UNIT - 1e-9)
+        return None if self.min_score is None else -math.ceil(self.min_score * SCORE_UNIT - 1e-9)
+
+
+class Candidates(NamedTuple):
+    """The best image of each of the best owners, best first."""
+
+    best: list[Candidate]
+    has_more: bool
+    start_after: Callable[[int, frozenset[int]], PageStart]
+    """Returns where a page begins after the first so many of them; it leaves out some other owners as well."""
 
 
 Page = tuple[list[Hit], Callable[[], PageStart] | None]
@@ -72,15 +105,31 @@ Page = tuple[list[Hit], Callable[[], PageStart] | None]
 
 def search_view(view: View, groups: Sequence[NDArray[np.float32]], query: Query) -> list[Page]:
     """Returns a page for each group of query vectors; an image counts by its nearest vector."""
-    segments, start = [segment.session() for segment in view.segments(query.filter)], query.start
-    if start and (start.after or len(start.seen) + query.top > MAX_TOP):
+    pages: list[Page] = []
+    for best, has_more, start_after in find_candidates(view, groups, query):
+        following = partial(start_after, len(best), frozenset()) if has_more else None
+        pages.append(([make_hit(candidate) for candidate in best], following))
+    return pages
+
+
+def find_candidates(view: View, groups: Sequence[NDArray[np.float32]], query: Query) -> list[Candidates]:
+    """Returns the best owners for each group of query vectors; an image counts by its nearest vector."""
+    segments, start = [segment.session() for segment in view.segments(query.filter, query.expired)], query.start
+    if start and (start.after or len(start.seen) + query.top > query.max_seen):
         return [_search_exhaustively(segments, group, query) for group in groups]
     # One more than wanted shows whether another page follows.
-    fetch = query.top + len(query.skipped) + 1
-    if view.has_several_images:
+    fetch = query.top + query.skipped_count + 1
+    if query.group_by:
+        sizes = [segment.group_size(query.group_by) for segment in segments]
+        fetch = round(min(_MAX_FETCH / 2, fetch * min(_MAX_GROUP, 0.5 + max(sizes, default=0.0))))
+    elif view.has_several_images:
         fetch *= 2
     if len(groups) == 1 or any(len(group) > 1 for group in groups):
-        return [_search_group(group, query, _search_segments(segments, group, fetch, query), fetch) for group in groups]
+        answers = []
+        for group in groups:
+            first = math.ceil(fetch * _LARGE_GROUP / max(_LARGE_GROUP, len(group)))
+            answers.append(_search_group(group, query, _search_segments(segments, group, first, query), first))
+        return answers
     # Many single queries are searched in one call, which FAISS runs on all cores.
     vectors, filtered = np.concatenate(groups), query.filter is not None
     results = [(one, *one.search(vectors, min(fetch, one.count), filtered=filtered)) for one in segments]
@@ -138,14 +187,14 @@ def _best_of(
     return _SegmentResult(segment, best, unique, max(ends, default=None))
 
 
-def _search_group(group: NDArray[np.float32], query: Query, results: list[_SegmentResult], fetch: int) -> Page:
-    """Widens the search until enough distinct items are found: one product must not fill the list."""
+def _search_group(group: NDArray[np.float32], query: Query, results: list[_SegmentResult], fetch: int) -> Candidates:
+    """Widens the search until enough distinct owners are found: one product must not fill the list."""
     top, worst = query.top, query.worst_rank
     while True:
-        best = _best_images(_rank_candidates(results), query, worst)
+        best = _best_images(_rank_candidates(results, query), query, worst)
         ends = [result.end for result in results if result.end is not None]
         # From this rank on the order is not final: the next image of a segment may be as good or better.
-        horizon = round(max(ends) * -_SCORE_UNIT) if ends else None
+        horizon = round(max(ends) * -SCORE_UNIT) if ends else None
         if horizon is None or (len(best) > top and best[top - 1][0] < horizon):
             break
         is_last = worst is not None and horizon > worst and len(best) <= top
@@ -156,28 +205,36 @@ def _search_group(group: NDArray[np.float32], query: Query, results: list[_Segme
         if is_last or fetch > _MAX_FETCH:
             return _search_exhaustively([result.segment for result in results], group, query)
         results = _search_segments([result.segment for result in results], group, fetch, query)
-    hits = [_hit(rank, segment, position) for rank, _, _, segment, position in best[:top]]
-    if len(best) <= top:
-        return hits, None
-    return hits, partial(_start_after, query, best)
+    return Candidates(best[:top], len(best) > top, partial(_start_after, query, best))
 
 
-def _start_after(query: Query, best: list[_Candidate]) -> PageStart:
+def _start_after(query: Query, best: list[Candidate], count: int, others: frozenset[int]) -> PageStart:
     seen = query.start.seen if query.start else frozenset()
-    return PageStart(seen.union(item for _, _, item, _, _ in best[: query.top]))
+    return PageStart(seen.union(others, (owner for _, _, owner, _, _ in best[:count])))
 
 
-def _hit(rank: int, segment: Segment, position: int) -> Hit:
-    return Hit(max(-1.0, min(1.0, -rank / _SCORE_UNIT)), segment, position)
+def make_hit(candidate: Candidate) -> Hit:
+    rank, _, _, segment, position = candidate
+    return Hit(to_score(rank), segment, position)
 
 
-def _rank_candidates(results: list[_SegmentResult]) -> list[_Candidate]:
+def to_score(rank: int) -> float:
+    return max(-1.0, min(1.0, -rank / SCORE_UNIT))
+
+
+def _rank_candidates(results: list[_SegmentResult], query: Query) -> list[Candidate]:
     """Returns all images best first; equal scores by key, so that the same search returns the same list."""
-    candidates: list[_Candidate] = []
+    candidates: list[Candidate] = []
     for segment, scores, positions, _ in results:
         keys, items = segment.keys(positions)
-        ranks = np.rint(scores * np.float64(-_SCORE_UNIT)).astype(np.int64)
-        candidates += zip(ranks.tolist(), keys.tolist(), items.tolist(), repeat(segment), positions.tolist())
+        ranks = np.rint(scores * np.float64(-SCORE_UNIT)).astype(np.int64)
+        owners = owner_keys(segment, positions, items, query.group_by) if query.group_by else items.tolist()
+        found = zip(ranks.tolist(), keys.tolist(), owners, repeat(segment), positions.tolist())
+        if query.group_by and query.excluded:
+            kept = (~_is_in(items, query.excluded)).tolist()
+            candidates += compress(found, kept)
+        else:
+            candidates += found
     candidates.sort(key=_rank_and_key)
     return candidates
 
@@ -185,10 +242,14 @@ def _rank_candidates(results: list[_SegmentResult]) -> list[_Candidate]:
 _rank_and_key = itemgetter(0, 1)
 
 
-def _best_images(ranked: list[_Candidate], query: Query, worst: int | None) -> list[_Candidate]:
-    """Returns the best image of each item, to one after the end of the page."""
+def _is_in(keys: NDArray[np.int64], wanted: frozenset[int]) -> NDArray[np.bool_]:
+    return np.isin(keys, np.fromiter(wanted, np.int64, len(wanted)))
+
+
+def _best_images(ranked: list[Candidate], query: Query, worst: int | None) -> list[Candidate]:
+    """Returns the best image of each owner, to one after the end of the page."""
     seen = set(query.skipped)
-    best: list[_Candidate] = []
+    best: list[Candidate] = []
     for candidate in ranked:
         if candidate[2] in seen:
             continue
@@ -207,17 +268,17 @@ class _Images(NamedTuple):
 
     ranks: NDArray[np.int64]
     keys: NDArray[np.int64]
-    items: NDArray[np.int64]
+    owners: NDArray[np.int64]
 
     def best_rows(self, rows: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        """Returns the best image of each of the `count` best items among some rows, best first."""
+        """Returns the best image of each of the `count` best owners among some rows, best first."""
         fetch = count
         while True:
             near = rows
             if fetch < len(rows):
                 near = rows[self.ranks[rows] <= np.partition(self.ranks[rows], fetch)[fetch]]
             near = near[np.lexsort((self.keys[near], self.ranks[near]))]
-            first = np.sort(np.unique(self.items[near], return_index=True)[1])
+            first = np.sort(np.unique(self.owners[near], return_index=True)[1])
             if len(first) >= count or len(near) == len(rows):
                 return near[first[:count]]
             fetch *= _WIDEN_FACTOR
@@ -228,16 +289,15 @@ class _Images(NamedTuple):
         return marked
 
 
-def _search_exhaustively(segments: Sequence[Segment], group: NDArray[np.float32], query: Query) -> Page:
+def _search_exhaustively(segments: Sequence[Segment], group: NDArray[np.float32], query: Query) -> Candidates:
     """Returns a page by the scores of all images: it takes the same time and memory wherever it begins."""
     start = query.start or PageStart()
-    best_score = start.after[0] / -_SCORE_UNIT if start.after else math.inf
+    best_score = start.after[0] / -SCORE_UNIT if start.after and not query.group_by else math.inf
     # The last items of the pages before are ranked again, so that this page can name those that come later.
-    positions, images = _rank_all(segments, group, best_score, query.top + len(query.skipped) + 1)
-    done = np.fromiter(query.skipped, np.int64, len(query.skipped))
+    positions, images = _rank_all(segments, group, best_score, query)
+    is_open = ~_is_in(images.owners, query.skipped)
     if start.after:
-        done = np.concatenate((done, images.items[images.up_to(*start.after)]))
-    is_open = ~np.isin(images.items, done)
+        is_open &= ~np.isin(images.owners, images.owners[images.up_to(*start.after)])
     if query.worst_rank is not None:
         is_open &= images.ranks <= query.worst_rank
     best = images.best_rows(np.flatnonzero(is_open), query.top + 1)
@@ -245,24 +305,37 @@ def _search_exhaustively(segments: Sequence[Segment], group: NDArray[np.float32]
     chosen = [(row, int(np.searchsorted(firsts, row, side="right")) - 1) for row in best[: query.top].tolist()]
     for number, segment in enumerate(segments):
         segment.hold(positions[number][[row - firsts[number] for row, own in chosen if own == number]])
-    hits = [_hit(int(images.ranks[row]), segments[own], int(positions[own][row - firsts[own]])) for row, own in chosen]
-    if len(best) <= query.top:
-        return hits, None
-    last = best[query.top - 1]
-    after = int(images.ranks[last]), int(images.keys[last])
-    seen = np.flatnonzero(np.isin(images.items, list(start.seen)))
-    seen = images.best_rows(seen, len(seen))
-    later = frozenset(images.items[seen[~images.up_to(*after)[seen]]].tolist())
-    return hits, partial(PageStart, later, after)
+    ranks, keys, owners = (column[best[: query.top]].tolist() for column in images)
+    places = [int(positions[own][row - firsts[own]]) for row, own in chosen]
+    found: list[Candidate] = list(zip(ranks, keys, owners, (segments[own] for _, own in chosen), places, strict=True))
+
+    def start_after(count: int, others: frozenset[int]) -> PageStart:
+        after = found[count - 1][:2] if count else start.after
+        seen = np.flatnonzero(_is_in(images.owners, start.seen | others))
+        seen = images.best_rows(seen, len(seen))
+        if after:
+            seen = seen[~images.up_to(*after)[seen]]
+        return PageStart(frozenset(images.owners[seen].tolist()), after)
+
+    return Candidates(found, len(best) > query.top, start_after)
 
 
 def _rank_all(
-    segments: Sequence[Segment], group: NDArray[np.float32], best: float, count: int
+    segments: Sequence[Segment], group: NDArray[np.float32], best: float, query: Query
 ) -> tuple[list[NDArray[np.int64]], _Images]:
-    """Returns every position of each segment, and all images with the rank by their nearest query vector."""
-    found = [segment.scores(group, best, count) for segment in segments]
-    ranks = [np.rint(scores * -_SCORE_UNIT).astype(np.int64) for _, scores in found]
-    pairs = [segment.keys(own) for segment, (own, _) in zip(segments, found, strict=True)]
-    columns = ranks, [keys for keys, _ in pairs], [items for _, items in pairs]
-    images = _Images(*(np.concatenate([np.empty(0, np.int64), *parts]) for parts in columns))
-    return [own for own, _ in found], images
+    """Returns positions of each segment, and their images with the rank by their nearest query vector."""
+    places: list[NDArray[np.int64]] = []
+    columns: list[list[NDArray[np.int64]]] = [[np.empty(0, np.int64)] for _ in _Images._fields]
+    count = _GROUPED_ITEMS if query.group_by else query.top + query.skipped_count + 1
+    for segment in segments:
+        positions, scores = segment.scores(group, best, count)
+        keys, owners = segment.keys(positions)
+        ranks = np.rint(scores * -SCORE_UNIT).astype(np.int64)
+        if query.group_by:
+            kept = ~_is_in(owners, query.excluded)
+            positions, ranks, keys = positions[kept], ranks[kept], keys[kept]
+            owners = np.array(owner_keys(segment, positions, owners[kept], query.group_by), np.int64)
+        places.append(positions)
+        for column, part in zip(columns, (ranks, keys, owners), strict=True):
+            column.append(part)
+    return places, _Images(*map(np.concatenate, columns))

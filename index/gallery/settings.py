@@ -28,6 +28,10 @@ class GallerySettings(Frozen):
     max_delta_bytes: int = Field(
         default=64 << 20, description="memory of changed items from which a compaction is due, however few they are"
     )
+    expiry_seconds: float = Field(
+        default=60.0, description="how often a process that keeps running removes items that have expired"
+    )
+    expiry_batch: int = Field(default=1000, description="expired items that one transaction removes")
     retry_seconds: float = Field(default=60.0, description="pause after a compaction that failed")
     max_stale_seconds: float = Field(
         default=60.0,

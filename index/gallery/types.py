@@ -1,18 +1,20 @@
 """Values that go in and out of a gallery: images, search results, statistics."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from index._util.models import Frozen
+from index.gallery.filters import Filter
 from index.items import MAX_ID_LENGTH
 from index.items import Attribute as Attribute
 from index.items import Facet as Facet
 from index.items import Item as Item
+from index.rankings import Explanation, Ranking, Window
 
 Progress = Callable[[int, int], None]
 """Progress callback: (done, total)."""
@@ -67,10 +69,11 @@ class Hit:
     Items are parsed on access: a search is far faster than parsing what it found.
     """
 
-    __slots__ = ("_position", "_records", "score")
+    __slots__ = ("_position", "_records", "explanation", "score")
 
     def __init__(self, score: float, records: HitRecords, position: int) -> None:
         self.score = score
+        self.explanation: Explanation | None = None
         self._records = records
         self._position = position
 
@@ -86,6 +89,24 @@ class Hit:
         return f"Hit({self.score:.4f}, item={self.item.id!r}, image={self.image.id!r})"
 
 
+class Bounds(TypedDict, total=False):
+    """What a search returns, apart from what it is for."""
+
+    top: int
+    """Items to return; default 10."""
+    filter: Filter | None
+    min_score: float | None
+    """The lowest similarity of an item."""
+    exclude: Sequence[str]
+    """Ids of items to leave out."""
+    cursor: str | None
+    """Continues a single query."""
+    ranking: Ranking | str | None
+    """Rules for the order, or the name of those that the gallery holds."""
+    explain: bool
+    """Adds to each hit why it is where it is."""
+
+
 @dataclass(frozen=True, slots=True)
 class SearchResult:
     """The hits of each query, and the revision of the gallery that they reflect."""
@@ -96,6 +117,8 @@ class SearchResult:
     next_page: Callable[[], str] | None = None
     stale_seconds: float = 0.0
     """The age of what was searched, while the server of the store is gone; 0 if every acknowledged write is in it."""
+    windows: list[Window] = field(default_factory=list)
+    """For each query the window that rules acted on last; empty if none needs a window."""
 
     @property
     def cursor(self) -> str | None:
@@ -127,6 +150,9 @@ class IndexStats(Frozen):
     target: float | None = Field(default=None, description="the recall@10 that the build aimed at")
     effort: int | None = Field(default=None, description="efSearch or lists to read that reach it; 0: all vectors")
     bytes: int = Field(default=0, description="size of its files; 0 if servers hold them")
+    device: str | None = Field(
+        default=None, description="what compares the vectors: cpu or the names of GPUs; null if servers do"
+    )
 
 
 class GalleryStats(Frozen):

@@ -6,7 +6,8 @@ An image of a source is known by its item id and image id. It is embedded unless
    rejected as a duplicate. The first row wins, also for the title, URL and attributes of an item: otherwise rows that
    differ would replace each other in every run, and their photos would be embedded again each time.
 2. The source named as many images of the item as an item may have. It is rejected.
-3. The gallery has a vector of the job's bundle for it, made from the same bytes (SHA-256). It is unchanged.
+3. The item has expired. It counts as unchanged: nothing would find its photos.
+4. The gallery has a vector of the job's bundle for it, made from the same bytes (SHA-256). It is unchanged.
 
 Only the last needs the photo's bytes, so the workers apply it (`is_unchanged`), to digests that were read beforehand.
 """
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import NamedTuple, Self
 
+from index.gallery.expiry import current_instant, is_expired
 from index.gallery.types import Item, NewImage
 from index.ingest.sources import BadRow, SourceImage
 from index.items import MAX_IMAGES_PER_ITEM
@@ -82,6 +84,7 @@ class EmbeddingPlan:
         """`read_digests` returns image id to digest, of an item's images that have a vector of the job's bundle."""
         # The rows of an item mostly follow each other, but an item may have many photos all over a table.
         self._read_digests = lru_cache(cached_items)(read_digests)
+        self._began = current_instant()
 
     def __enter__(self) -> Self:
         self._db = sqlite3.connect("", isolation_level=None)
@@ -126,7 +129,7 @@ class EmbeddingPlan:
         if self._db.execute(query, (image.item.id,)).fetchone()[0] > MAX_IMAGES_PER_ITEM:
             problem = f"The source names more than {MAX_IMAGES_PER_ITEM} images of this item. Remove some."
             return Reject.of(image, "limit", problem)
-        return None
+        return Unchanged(image.image_id) if is_expired(image.item.attributes, self._began) else None
 
     def _first_place(self, image: SourceImage) -> str | None:
         """Returns the place that the source named first for the image; None if it is named for the first time."""

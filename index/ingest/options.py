@@ -4,23 +4,38 @@ Imports neither NumPy nor an engine, so that the HTTP client and `lookalike --he
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from typing_extensions import TypeAliasType
 
 from index._util.addresses import AllowedAddresses
 from index._util.models import Frozen
 
+SourceFormat = Literal["table", "google-merchant", "shopify", "woocommerce", "google-product-search"]
+
 
 def _parse_columns(value: Any) -> Any:
-    """Returns a list of NAME=COLUMN, as the command line takes it, as a mapping."""
+    return _parse_pairs(value, "NAME=COLUMN, such as item_id=sku")
+
+
+def _parse_mirrors(value: Any) -> Any:
+    return _parse_pairs(value, "PREFIX=FOLDER, such as https://cdn.shop.example/=/srv/photos")
+
+
+def _parse_lists(value: Any) -> Any:
+    return _parse_pairs(value, "NAME=SEPARATOR, such as 'sizes=|'")
+
+
+def _parse_pairs(value: Any, form: str) -> Any:
+    """Returns a list of NAME=VALUE, as the command line takes it, as a mapping."""
     if not isinstance(value, list):
         return value
     pairs = [str(text).partition("=") for text in value]
-    for text, (name, equals, column) in zip(value, pairs, strict=True):
-        if not (name and equals and column):
-            raise ValueError(f"{text!r} is not of the form NAME=COLUMN, such as item_id=sku")
-    return {name: column for name, _, column in pairs}
+    for text, (name, equals, own) in zip(value, pairs, strict=True):
+        if not (name and equals and own):
+            raise ValueError(f"{text!r} is not of the form {form}")
+    return {name: own for name, _, own in pairs}
 
 
 def _split_names(value: Any) -> Any:
@@ -33,6 +48,8 @@ def _check_addresses(texts: list[str]) -> list[str]:
     return texts
 
 
+ListSeparators = TypeAliasType("ListSeparators", dict[str, Annotated[str, Field(min_length=1)]])
+"""Attributes, and what separates the values of each."""
 AddressList = Annotated[list[str], AfterValidator(_check_addresses)]
 """Host names, IP addresses and networks."""
 
@@ -49,6 +66,9 @@ class CommonOptions(Frozen):
         le=1,
         description="Fail if more than this share of the gallery's images would be deleted, or lacks a vector of a new "
         "bundle.",
+    )
+    lists: Annotated[ListSeparators, BeforeValidator(_parse_lists)] = Field(
+        default={}, description="Separator of an attribute's values, where a text lists several: sizes=|."
     )
     max_rejects: float = Field(
         default=1.0, ge=0, le=1, description="Fail if more than this share of the source's images and rows is rejected."
@@ -77,8 +97,11 @@ class ReindexOptions(CommonOptions):
 
     source: list[str] = Field(
         min_length=1,
-        description="Tables (CSV, JSON lines, Parquet: item_id, image, ...), or folders with one folder per item: "
-        "paths, quoted patterns, s3:// and https:// addresses.",
+        description="Tables (CSV, JSON lines, Parquet: item_id, image, ...), feeds of shops, or folders with one "
+        "folder per item: paths, quoted patterns, s3:// and https:// addresses.",
+    )
+    format: SourceFormat | None = Field(
+        default=None, description="Format of the tables. Default: recognised by their content."
     )
     gallery: str = Field(min_length=1, description="Address of the gallery: a folder or postgresql://...")
     bundle: Path = Field(description="Folder of the exported model.")
@@ -90,6 +113,10 @@ class ReindexOptions(CommonOptions):
     )
     images: str | None = Field(
         default=None, description="Folder that image paths are relative to. Default: the table's own."
+    )
+    mirror: Annotated[dict[str, str], BeforeValidator(_parse_mirrors)] = Field(
+        default={},
+        description="Folder with copies of the photos whose addresses begin with PREFIX, which are read instead.",
     )
     allow_folder: list[str] = Field(
         default=[],

@@ -149,7 +149,10 @@ def _open_source(options: ReindexOptions, allowed: AllowedPlaces) -> Source:
         options.source,
         columns=options.columns,
         attributes=options.attributes,
+        lists=options.lists,
         images=options.images,
+        format=options.format,
+        mirrors=options.mirror,
         allowed=allowed,
     )
 
@@ -224,7 +227,12 @@ class _Run:
         self.report(state="partial" if is_partial else "done", revision=revision)
 
     def _open_queries(self, named: str) -> Source:
-        queries = Source([named], fallback_images=self.options.images, allowed=self.source.allowed)
+        queries = Source(
+            [named],
+            fallback_images=self.options.images,
+            mirrors=self.options.mirror,
+            allowed=self.source.allowed,
+        )
         if (summary := queries.check()).bad_rows:
             raise rows_error(summary)
         return queries

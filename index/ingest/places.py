@@ -121,10 +121,11 @@ def absolute_place(place: str) -> str:
 
 def forbidden_place(place: str, folder: str) -> ImageError:
     """Returns the error of a place that a row must not name."""
+    allow = "allow its prefix with --allow-folder, or read a copy with --mirror"
     return ImageError(
         "forbidden",
         f"{place} is outside {absolute_place(folder)}.",
-        "Move it there, or allow its folder with --allow-folder.",
+        f"Move it there, {allow if url_scheme(place) else 'or allow its folder with --allow-folder'}.",
     )
 
 

@@ -4,15 +4,19 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from pydantic import ValidationError
 
-from index._util.validation import explain_errors
-from index.embedding.images import DEFAULT_LIMITS, ImageLimits
+from index._util.validation import explain_errors, format_value
+from index.embedding.images import DEFAULT_LIMITS, ImageLimits, Region
 from index.errors import LookalikeError
 from index.ingest.attribute_types import AttributeTypes
+from index.ingest.feeds import open_catalogue
 from index.ingest.folders import UNSUPPORTED_SUFFIXES, ProductFolder, product_folders
+from index.ingest.options import SourceFormat
 from index.ingest.places import (
+    HTTP,
     OWN_FOLDER,
     AllowedPlaces,
     file_name,
@@ -23,11 +27,11 @@ from index.ingest.places import (
 )
 from index.ingest.plugins import PLUGIN_TABLE, find_plugin
 from index.ingest.remote_files import FileReader
-from index.ingest.tables import Row, open_table, parse_cell, to_attribute
-from index.items import MAX_ID_LENGTH, Item
+from index.ingest.tables import Row, parse_cell, parse_value, split_cell, to_attribute
+from index.items import EXPIRES_AT, MAX_ID_LENGTH, Item, check_expiry
 
 _REQUIRED = ("item_id", "image")
-_FIELDS = (*_REQUIRED, "image_id", "title", "url")
+_FIELDS = (*_REQUIRED, "image_id", "title", "url", EXPIRES_AT)
 _MAX_REPORTED = 10
 """Bad rows that one message lists."""
 _MAPPING = "map a column with another name, such as item_id=sku"
@@ -41,6 +45,8 @@ class SourceImage(NamedTuple):
     place: str
     folder: str
     """The folder that it must be in, unless more is allowed."""
+    region: Region | None = None
+    """The part of the photo to index; default: all of it."""
 
 
 class BadRow(NamedTuple):
@@ -84,22 +90,34 @@ class Source:
         *,
         columns: Mapping[str, str] = {},
         attributes: Sequence[str] | None = None,
+        lists: Mapping[str, str] = {},
         images: str | None = None,
         fallback_images: str | None = None,
+        format: SourceFormat | None = None,
+        mirrors: Mapping[str, str] = {},
         allowed: AllowedPlaces = OWN_FOLDER,
     ) -> None:
-        """Image paths are relative to `images`; default: the folder of their table, then `fallback_images`."""
+        """`lists` maps attributes to the separator of their values.
+
+        Image paths are relative to `images`; default: the folder of their table, then `fallback_images`. `mirrors` are
+        folders with copies of the photos whose addresses begin with their keys. Without a `format`, the content
+        decides.
+        """
         if unknown := sorted(set(columns) - set(_FIELDS)):
             raise LookalikeError(f"There is no field {unknown[0]!r} to map a column to.", f"Use {', '.join(_FIELDS)}.")
         self._addresses = [str(address) for address in addresses]
         self._columns = {name: columns.get(name, name) for name in _FIELDS}
         self._mapped = set(columns)
         self._attributes = None if attributes is None else frozenset(attributes)
+        self._lists = lists
         self._images = images
         self._fallback_images = fallback_images
+        self._format: SourceFormat | None = format
+        self._mirrors = dict(mirrors)
         self.allowed = allowed
         self._files = FileReader(allowed)
         self._copies: dict[str, Path] = {}
+        self._notes: list[str] = []
         self._scratch: tempfile.TemporaryDirectory[str] | None = None
 
     @property
@@ -114,6 +132,7 @@ class Source:
         schemes: set[str] = set()
         types = AttributeTypes()
         first_bad: list[BadRow] = []
+        self._notes.clear()
         for place in self.places():
             is_table = not _is_folder(place)
             tables += is_table
@@ -131,7 +150,7 @@ class Source:
                     for image in entry.images
                     if url_scheme(image.place) and self.allowed.permits(image.place, image.folder)
                 }
-        summary = SourceSummary(tables, rows, images, bad_rows, tuple(first_bad), types.warnings())
+        summary = SourceSummary(tables, rows, images, bad_rows, tuple(first_bad), (*self._notes, *types.warnings()))
         self._check_content(summary, names)
         for scheme in sorted(schemes):
             self._files.filesystem(scheme)
@@ -142,13 +161,16 @@ class Source:
             raise rows_error(summary)
         if not summary.images:
             raise LookalikeError(
-                f"{self.name} has no images.", "Give tables with rows, or a folder with one folder per item."
+                f"{self.name} has no images of items.",
+                "Give tables with rows, or a folder with one folder per item, as in photos/mug-01/front.jpg.",
             )
-        if missing := sorted((self._attributes or frozenset()) - names):
-            raise LookalikeError(
-                f"No row has an attribute {missing[0]!r}; there are {', '.join(sorted(names)) or 'none'}.",
-                "Correct the list of attributes to keep.",
-            )
+        for wanted, remedy in (
+            (self._attributes or frozenset(), "Correct the list of attributes to keep."),
+            (self._lists.keys(), "Correct the attributes whose values are separated."),
+        ):
+            if missing := sorted(wanted - names):
+                known = ", ".join(sorted(names)) or "none"
+                raise LookalikeError(f"No row has an attribute {missing[0]!r}; there are {known}.", remedy)
 
     def __iter__(self) -> Iterator[SourceImage]:
         return (row for row in self.rows() if isinstance(row, SourceImage))
@@ -173,17 +195,20 @@ class Source:
             yield from self._folder_entries(local_path(place))
             return
         plugin = find_plugin(place)
-        table = open_table(self._local_copy(place), PLUGIN_TABLE if plugin else file_name(place), place)
+        name = PLUGIN_TABLE if plugin else file_name(place)
+        required = [[self._columns[field]] for field in _REQUIRED]
+        kind = "table" if plugin else self._format
+        table = open_catalogue(self._local_copy(place), name, place, kind, columns=required)
         if table.columns is not None:
             self._check_columns(place, table.columns)
-        is_text = file_name(place).lower().removesuffix(".gz").endswith(".csv")
         for row in table.rows:
             try:
-                yield self._entry(row, self._images or ("." if plugin else parent_folder(place)), is_text)
+                yield self._entry(row, self._images or ("." if plugin else parent_folder(place)), table.is_text)
             except ValueError as error:
                 yield BadRow(
                     f"{place}, {row.where}", _problem(error), _known_id(row.values.get(self._columns["item_id"]))
                 )
+        self._notes += table.notes
 
     def _local_copy(self, place: str) -> Path:
         """Returns the path of a table on this machine, written there the first time if it comes from elsewhere."""
@@ -214,28 +239,41 @@ class Source:
             has = ", ".join(name for name, value in row.values.items() if value is not None) or "nothing"
             raise ValueError(f"no value for {' and '.join(map(repr, missing))}, only for {has}")
         others = _attribute_columns(row.values, set(self._columns.values()))
-        kept = {
-            name: value
-            for name, value in others.items()
-            if value is not None and (self._attributes is None or name in self._attributes)
-        }
+        kept = {name: value for name, value in others.items() if self._attributes is None or name in self._attributes}
+        expiry = {EXPIRES_AT: _expiry(own[EXPIRES_AT])} if EXPIRES_AT in own else {}
         item = Item(
             id=_text("item_id", own["item_id"]),
             title=_text("title", own.get("title", "")),
             url=_text("url", own.get("url", "")),
-            attributes={name: parse_cell(value) for name, value in kept.items()}
-            if is_text
-            else _typed_attributes(kept),
+            attributes={**self._typed(kept, is_text), **expiry},
         )
         values, ids = _images(own["image"], own.get("image_id"))
+        regions = row.regions or [None] * len(values)
         found = [
-            SourceImage(item, image_id, *self._locate(folder, value))
-            for value, image_id in zip(values, ids, strict=True)
+            SourceImage(item, image_id, *self._locate(folder, value), region)
+            for value, image_id, region in zip(values, ids, regions, strict=True)
         ]
         return _Entry(frozenset(others), found)
 
+    def _typed(self, values: Mapping[str, Any], is_text: bool) -> dict[str, Any]:
+        """Returns attributes with their types, of those that have a value; Item rejects nested values."""
+        typed = {}
+        for name, value in values.items():
+            if name in self._lists and isinstance(value, str):
+                parts = split_cell(value, self._lists[name])
+                typed[name] = [parse_value(part) for part in parts] if is_text else parts
+            elif value is not None:
+                typed[name] = parse_cell(value) if is_text else to_attribute(value)
+        return {name: value for name, value in typed.items() if value is not None}
+
     def _locate(self, folder: str, value: str) -> tuple[str, str]:
         """Returns the place of an image, and the folder that it must be in."""
+        for prefix, copies in self._mirrors.items():
+            if value.startswith(f"{prefix.rstrip('/')}/"):
+                path = value.removeprefix(prefix).lstrip("/")
+                if url_scheme(value) in HTTP:
+                    path = unquote(path.partition("?")[0].partition("#")[0])
+                return resolve_place(copies, path), copies
         place, fallback = resolve_place(folder, value), self._fallback_images
         if fallback is None or url_scheme(place) or local_path(place).exists():
             return place, folder
@@ -293,9 +331,11 @@ def _attribute_columns(values: Mapping[str, Any], own: set[str]) -> dict[str, An
     return others
 
 
-def _typed_attributes(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns attributes with the types of the table; Item rejects nested values."""
-    return {name: found for name, value in values.items() if (found := to_attribute(value)) is not None}
+def _expiry(value: Any) -> str:
+    try:
+        return check_expiry(to_attribute(value))
+    except ValueError as error:
+        raise ValueError(f"{EXPIRES_AT} {error} (got {format_value(value)})") from None
 
 
 def _text(name: str, value: Any) -> str:

@@ -2,17 +2,20 @@
 
 import csv
 import gzip
+import io
 import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 from index._util.imports import require
+from index.embedding.images import Region
 from index.errors import LookalikeError
 from index.items import MAX_INTEGER
 
@@ -21,7 +24,7 @@ _GZIP = b"\x1f\x8b"
 _BATCH_ROWS = 1024
 # A text with a leading zero is a code, not a number, and must keep the zero.
 _NUMBER = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-_READ_ERRORS = (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error)
+READ_ERRORS = (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error)
 
 
 class Row(NamedTuple):
@@ -30,6 +33,8 @@ class Row(NamedTuple):
     where: str
     values: dict[str, Any]
     problem: str = ""
+    regions: Sequence[Region | None] | None = None
+    """The part of each image to index, where that is not the entire photo."""
 
 
 class Table(NamedTuple):
@@ -37,6 +42,10 @@ class Table(NamedTuple):
 
     columns: list[str] | None
     rows: Iterator[Row]
+    is_text: bool = False
+    """All values are texts, whose types are those that they look like."""
+    notes: Sequence[str] = ()
+    """Remarks on the entire table, complete once all rows were read."""
 
 
 def open_table(file: Path, name: str, title: str) -> Table:
@@ -46,13 +55,19 @@ def open_table(file: Path, name: str, title: str) -> Table:
     if reader is None or (reader is _read_parquet and lowered.endswith(".gz")):
         raise LookalikeError(
             f"{title} is not a table of a known format.",
-            f"Its name must end in one of {FORMATS}; a folder of photos must be on this machine.",
+            f"Its name must end in one of {FORMATS}, unless it is a feed of a shop; a folder of photos must be on this "
+            "machine.",
         )
     return reader(file, title)
 
 
 def to_attribute(value: Any) -> Any:
-    """Converts a value of a typed table: dates to ISO texts, decimals to numbers; returns None for NaN."""
+    """Converts a value of a typed table: dates to ISO texts, decimals to numbers; returns None for NaN.
+
+    Of a list it converts each value, and leaves out those that are null or NaN.
+    """
+    if isinstance(value, list):
+        return [found for one in value if (found := to_attribute(one)) is not None]
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Decimal):
@@ -60,8 +75,22 @@ def to_attribute(value: Any) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def parse_cell(text: str) -> str | int | float | bool:
-    """Converts a CSV cell to a number or a boolean where nothing is lost; everything else stays a text."""
+def parse_cell(text: str) -> Any:
+    """Converts a CSV cell to a number, a boolean or a list in JSON; everything else stays a text."""
+    if text.startswith("[") and text.endswith("]"):
+        with suppress(ValueError, RecursionError):
+            values = json.loads(text)
+            return values if all(isinstance(value, str | int | float) for value in values) else text
+    return parse_value(text)
+
+
+def split_cell(text: str, separator: str) -> list[str]:
+    """Returns the parts of a cell that lists several values, without those that are empty."""
+    return [part for value in text.split(separator) if (part := value.strip())]
+
+
+def parse_value(text: str) -> str | int | float | bool:
+    """Converts a text to a number or a boolean where nothing is lost; everything else stays a text."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if not _NUMBER.fullmatch(text):
@@ -73,16 +102,19 @@ def parse_cell(text: str) -> str | int | float | bool:
     return number if math.isfinite(number) and abs(number) <= MAX_INTEGER else text
 
 
-def _open_text(file: Path) -> IO[str]:
-    """Opens a text file, decompressed if its content is gzip: a server may have unpacked a .gz in transit."""
+def open_binary(file: Path) -> IO[bytes]:
+    """Opens a file, decompressed if its content is gzip: a server may have unpacked a .gz in transit."""
     with file.open("rb") as start:
         compressed = start.read(2) == _GZIP
-    if compressed:
-        return gzip.open(file, "rt", newline="", encoding="utf-8-sig")
-    return file.open(newline="", encoding="utf-8-sig")
+    return cast(IO[bytes], gzip.open(file)) if compressed else file.open("rb")
 
 
-def _read_error(title: str, where: str, error: Exception) -> LookalikeError:
+def open_text(file: Path) -> IO[str]:
+    """Opens a text file, decompressed as by `open_binary`."""
+    return io.TextIOWrapper(open_binary(file), newline="", encoding="utf-8-sig")
+
+
+def read_error(title: str, where: str, error: Exception) -> LookalikeError:
     return LookalikeError(f"{title}, {where}: {error}.", "Write the complete table again, as UTF-8.")
 
 
@@ -91,20 +123,20 @@ def _read_csv(file: Path, title: str) -> Table:
     _, columns = next(lines, (0, []))
     if repeated := sorted({column for column in columns if columns.count(column) > 1}):
         raise LookalikeError(f"{title} has two columns {repeated[0]!r}.", "Give every column its own name.")
-    return Table(columns, _csv_rows(columns, lines))
+    return Table(columns, _csv_rows(columns, lines), is_text=True)
 
 
 def _csv_lines(file: Path, title: str) -> Iterator[tuple[int, list[str]]]:
     number = 0
     try:
-        with _open_text(file) as text:
+        with open_text(file) as text:
             reader = csv.reader(text)
             for fields in reader:
                 number = reader.line_num
                 if fields:
                     yield number, fields
-    except _READ_ERRORS as error:
-        raise _read_error(title, f"after line {number}", error) from None
+    except READ_ERRORS as error:
+        raise read_error(title, f"after line {number}", error) from None
 
 
 def _csv_rows(columns: list[str], lines: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
@@ -113,10 +145,11 @@ def _csv_rows(columns: list[str], lines: Iterator[tuple[int, list[str]]]) -> Ite
         if len(fields) == len(columns):
             yield Row(where, {column: cell or None for column, cell in zip(columns, fields, strict=True)})
         else:
-            yield Row(where, {}, f"{_count(len(fields), 'field')} under {_count(len(columns), 'column')}")
+            yield Row(where, {}, f"{count(len(fields), 'field')} under {count(len(columns), 'column')}")
 
 
-def _count(number: int, name: str) -> str:
+def count(number: int, name: str) -> str:
+    """Returns `1 field` or `2 fields`."""
     return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
@@ -127,12 +160,12 @@ def _read_json_lines(file: Path, title: str) -> Table:
 def _json_rows(file: Path, title: str) -> Iterator[Row]:
     number = 0
     try:
-        with _open_text(file) as text:
+        with open_text(file) as text:
             for number, line in enumerate(text, 1):
                 if line.strip():
                     yield _json_row(f"line {number}", line)
-    except _READ_ERRORS as error:
-        raise _read_error(title, f"after line {number}", error) from None
+    except READ_ERRORS as error:
+        raise read_error(title, f"after line {number}", error) from None
 
 
 def _json_row(where: str, line: str) -> Row:
@@ -165,7 +198,7 @@ def _parquet_rows(table: Any, title: str) -> Iterator[Row]:
                     number += 1
                     yield Row(f"row {number}", values)
         except (pyarrow.ArrowException, OSError, ValueError) as error:
-            raise _read_error(title, f"after row {number}", error) from None
+            raise read_error(title, f"after row {number}", error) from None
 
 
 def _without_nanoseconds(batch: Any) -> Any:

@@ -97,11 +97,12 @@ class LocalWorkers:
         rule = self._bundle.preprocessing
         try:
             data = self._files.read(image.place, image.folder, DEFAULT_LIMITS)
-            name = digest(data)
+            name = digest(data) if image.region is None else digest(data + repr(image.region).encode())
             if is_unchanged(image, name, known):
                 return Unchanged(image.image_id)
-            with hold_memory(self._budget, data, side=model_side(rule)):
-                picture, part = decode_for_model(rule, data)
+            side = model_side(rule) if image.region is None else None
+            with hold_memory(self._budget, data, side=side):
+                picture, part = decode_for_model(rule, data, DEFAULT_LIMITS, image.region)
                 return _Decoded(image, name, rule.apply(picture, part), _thumbnail(picture))
         except ImageError as error:
             return Reject.of(image, error.reason, str(error))

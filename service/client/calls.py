@@ -10,13 +10,17 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
-from index.items import Attribute
+from index.items import Attribute, Value
+from index.rankings import Combination, Ranking
 from service.schemas.search import Include
 
 T_co = TypeVar("T_co", covariant=True)
 Model = TypeVar("Model", bound=BaseModel)
 Photo = bytes | Path | str
 """The bytes of a photo, the file that holds them, or (a string) the URL from which the service fetches it."""
+
+RankingValues = Ranking | Mapping[str, Any] | str
+"""Rules for the order of the items, also as JSON, or the name of those that the gallery holds."""
 
 
 class SearchOptions(TypedDict, total=False):
@@ -29,6 +33,9 @@ class SearchOptions(TypedDict, total=False):
     exclude: Sequence[str]
     cursor: str | None
     include: Sequence[Include]
+    combine: Combination
+    ranking: RankingValues
+    explain: bool
 
 
 class PhotoSearch(SearchOptions):
@@ -43,12 +50,38 @@ class ItemSearch(SearchOptions):
     item_id: Required[str]
 
 
+class ExampleOptions(TypedDict, total=False):
+    """How an example counts: its weight, which is negative for what is not wanted, and the part of a photo."""
+
+    weight: float
+    box: tuple[float, float, float, float]
+
+
+class PhotoExample(ExampleOptions):
+    """A photo that the wanted items are like, or unlike."""
+
+    photo: Required[Photo]
+
+
+class ItemExample(ExampleOptions):
+    """An item that the wanted items are like, or unlike."""
+
+    item_id: Required[str]
+
+
+class ExamplesSearch(SearchOptions):
+    """A search for items that are like several photos and items."""
+
+    examples: Required[Sequence[PhotoExample | ItemExample]]
+
+
 class ItemValues(TypedDict, total=False):
     """The values of an item to store."""
 
     title: str | None
     url: str | None
-    attributes: Mapping[str, Attribute]
+    attributes: Mapping[str, Attribute | Sequence[Value]]
+    expires_at: str | None
 
 
 class ItemChanges(TypedDict, total=False):
@@ -56,7 +89,8 @@ class ItemChanges(TypedDict, total=False):
 
     title: str | None
     url: str | None
-    attributes: Mapping[str, Attribute | None] | None
+    attributes: Mapping[str, Attribute | Sequence[Value] | None] | None
+    expires_at: str | None
 
 
 class JobOptions(TypedDict, total=False):
@@ -69,6 +103,7 @@ class JobOptions(TypedDict, total=False):
     queries: str | None
     expect_recall: float | None
     allow_slow_index: bool
+    lists: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -132,16 +167,35 @@ def photo_fields(photo: Photo) -> dict[str, str]:
     return {"image": base64.b64encode(data).decode()}
 
 
-def search_fields(search: PhotoSearch | ItemSearch) -> dict[str, Any]:
+def search_fields(search: PhotoSearch | ItemSearch | ExamplesSearch) -> dict[str, Any]:
     """Returns the JSON fields of a search."""
-    fields: dict[str, Any] = {name: value for name, value in search.items() if value is not None}
+    fields = _query_fields(search)
+    if "examples" in fields:
+        fields["examples"] = [_query_fields(example) for example in fields["examples"]]
+    if "ranking" in fields:
+        fields["ranking"] = ranking_fields(fields["ranking"])
+    return fields
+
+
+def _query_fields(query: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {name: value for name, value in query.items() if value is not None}
     return {**photo_fields(fields.pop("photo")), **fields} if "photo" in fields else fields
+
+
+def ranking_fields(ranking: RankingValues) -> Any:
+    """Returns the JSON of rules, or the name of a stored ranking."""
+    return ranking.model_dump(mode="json", exclude_defaults=True) if isinstance(ranking, Ranking) else ranking
 
 
 def item_path(item_id: str, image_id: str | None = None) -> str:
     """Returns the URL path of an item, or of one of its images."""
     path = f"/v1/items/{_quote_id(item_id)}"
     return path if image_id is None else f"{path}/images/{_quote_id(image_id)}"
+
+
+def ranking_path(name: str) -> str:
+    """Returns the URL path of a stored ranking."""
+    return f"/v1/rankings/{_quote_id(name)}"
 
 
 def _quote_id(name: str) -> str:

@@ -14,26 +14,33 @@ import httpx
 from httpx_sse import ServerSentEvent, aconnect_sse, connect_sse
 from pydantic import ValidationError
 
+from index.rankings import Ranking, StoredRanking
 from service.client.calls import (
     Call,
+    ExamplesSearch,
     ItemChanges,
+    ItemExample,
     ItemSearch,
     ItemValues,
     JobOptions,
     Pages,
     Photo,
+    PhotoExample,
     PhotoSearch,
     SearchOptions,
     item_path,
     parse_as,
     parse_no_content,
     photo_fields,
+    ranking_fields,
+    ranking_path,
     search_fields,
     write_conditions,
 )
 from service.client.errors import ServiceUnreachable, error_from, unexpected_content
 from service.schemas.items import FacetsAnswer, ItemAnswer, ItemsAnswer
 from service.schemas.jobs import JobsAnswer, JobStatus
+from service.schemas.rankings import RankingsAnswer
 from service.schemas.search import BatchAnswer, Match, SearchAnswer
 from service.schemas.status import Status
 
@@ -106,14 +113,21 @@ class Operations(Generic[Http]):
         return _search({"item_id": item_id, **options})
 
     @operation
-    def search_batch(self, searches: Iterable[PhotoSearch | ItemSearch]) -> Call[list[SearchAnswer]]:
+    def search_examples(
+        self, examples: Sequence[PhotoExample | ItemExample], **options: Unpack[SearchOptions]
+    ) -> Call[SearchAnswer]:
+        """Returns the items that are most like several photos and items, and unlike those of negative weight."""
+        return _search({"examples": examples, **options})
+
+    @operation
+    def search_batch(self, searches: Iterable[PhotoSearch | ItemSearch | ExamplesSearch]) -> Call[list[SearchAnswer]]:
         """Runs several searches and returns their results in order; raises the error of the first that fails."""
         body = {"searches": [search_fields(search) for search in searches]}
         return Call("POST", "/v1/search/batch", lambda response: parse_as(BatchAnswer)(response).answers, body=body)
 
     @operation
     def search_all(self, photo: Photo, **options: Unpack[SearchOptions]) -> Pages[Match]:
-        """Iterates over all items by descending similarity; requests pages of `limit` items as needed."""
+        """Iterates over all items, by descending similarity or as ranked; requests pages of `limit` items as needed."""
         first: PhotoSearch = {"photo": photo, **options}
         return Pages(lambda cursor: _search({**first, "cursor": cursor} if cursor else first))
 
@@ -195,6 +209,38 @@ class Operations(Generic[Http]):
         params = {"limit": limit, "name": list(names)} | ({"filter": json.dumps(filter)} if filter else {})
         params |= {"contains": contains} if contains else {}
         return Call("GET", "/v1/facets", parse_as(FacetsAnswer), params=params)
+
+    @operation
+    def rankings(self) -> Call[list[StoredRanking]]:
+        """Returns the newest version of each stored ranking."""
+        return _rankings("/v1/rankings")
+
+    @operation
+    def get_ranking(self, name: str, *, version: int | None = None) -> Call[StoredRanking]:
+        """Returns a version of a stored ranking, by default the newest."""
+        path = ranking_path(name) if version is None else f"{ranking_path(name)}/versions/{version}"
+        return Call("GET", path, parse_as(StoredRanking))
+
+    @operation
+    def ranking_versions(self, name: str) -> Call[list[StoredRanking]]:
+        """Returns the versions of a stored ranking that are kept, the newest first."""
+        return _rankings(f"{ranking_path(name)}/versions")
+
+    @operation
+    def put_ranking(
+        self, name: str, ranking: Ranking | Mapping[str, Any], *, version: int | None = None, new: bool = False
+    ) -> Call[StoredRanking]:
+        """Stores a new version of a ranking.
+
+        With `version` it is stored only if that is the newest one, with `new` only if there is no such ranking.
+        """
+        body = ranking_fields(ranking)
+        return Call("PUT", ranking_path(name), parse_as(StoredRanking), body=body, **write_conditions(version, new))
+
+    @operation
+    def delete_ranking(self, name: str, *, version: int | None = None) -> Call[None]:
+        """Deletes a stored ranking with all its versions."""
+        return Call("DELETE", ranking_path(name), parse_no_content, **write_conditions(version))
 
     @operation
     def start_job(self, source: str, **options: Unpack[JobOptions]) -> Call[JobStatus]:
@@ -359,8 +405,12 @@ class AsyncClient(Operations[httpx.AsyncClient]):
                 yield item
 
 
-def _search(search: PhotoSearch | ItemSearch) -> Call[SearchAnswer]:
+def _search(search: PhotoSearch | ItemSearch | ExamplesSearch) -> Call[SearchAnswer]:
     return Call("POST", "/v1/search", parse_as(SearchAnswer), body=search_fields(search))
+
+
+def _rankings(path: str) -> Call[list[StoredRanking]]:
+    return Call("GET", path, lambda response: parse_as(RankingsAnswer)(response).rankings)
 
 
 def _job_of(event: ServerSentEvent) -> JobStatus:

@@ -201,6 +201,8 @@ class _CurrentState(Collector):
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"lookalike_{name}", text, value=value)
+        labels = {"engine": index.engine, "kind": str(index.kind), "device": index.device or ""}
+        yield InfoMetricFamily("lookalike_index", "The index that is searched, and what compares its vectors.", labels)
 
     def _job_metric(self) -> Metric:
         """Returns a sample for every state, so that a rule can compare states that occurred with those that did not."""

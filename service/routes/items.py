@@ -294,7 +294,8 @@ def _item_answer(stored: StoredItem, media: str) -> ItemAnswer:
         id=item.id,
         title=item.title or None,
         url=item.url or None,
-        attributes=item.attributes,
+        attributes=item.own_attributes,
+        expires_at=item.expires_at,
         images=images,
         version=stored.version,
     )

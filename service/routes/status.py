@@ -54,7 +54,8 @@ def _gallery_status(stats: GalleryStats) -> GalleryStatus:
 
 
 def _bundle_status(card: BundleCard) -> BundleStatus:
-    return BundleStatus(**{name: getattr(card, name) for name in BundleStatus.model_fields})
+    values = {name: getattr(card, name) for name in BundleStatus.model_fields}
+    return BundleStatus(**values | {"loss": card.loss or None, "data": card.data or None})
 
 
 @router.get("/healthz", summary="The process is alive", responses={200: example_response(_OK), **error_responses()})

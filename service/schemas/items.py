@@ -3,16 +3,33 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
 from typing_extensions import TypeAliasType
 
 from index import items
-from index.items import MAX_ATTRIBUTES, MAX_ID_LENGTH, MAX_TITLE_LENGTH, MAX_URL_LENGTH, Attribute, AttributeName
+from index.items import (
+    EXPIRES_AT,
+    MAX_ATTRIBUTES,
+    MAX_ID_LENGTH,
+    MAX_TITLE_LENGTH,
+    MAX_URL_LENGTH,
+    Attribute,
+    AttributeName,
+    Value,
+    check_expiry,
+)
 from service.schemas.base import HINTS, MAX_ENTRIES, Attributes, RequestBody
+
+_EXPIRES_AT = (
+    "a date, which is its start in UTC, or a date and time with its time zone: from then on no answer contains the "
+    "item; null for never"
+)
 
 
 def _check_attribute_count(attributes: Any) -> Any:
     """Refuses far too many attributes before each is validated; a patch may remove all and add as many."""
+    if isinstance(attributes, dict) and EXPIRES_AT in attributes:
+        raise ValueError(f"{EXPIRES_AT} is a field of the item, not one of its attributes")
     if isinstance(attributes, dict) and len(attributes) > 2 * MAX_ATTRIBUTES:
         raise ValueError(f"{len(attributes):,} were sent; an item has at most {MAX_ATTRIBUTES}")
     return attributes
@@ -27,6 +44,9 @@ NewAttributes = TypeAliasType(
 AttributeChanges = TypeAliasType(
     "AttributeChanges", Annotated[dict[AttributeName, Attribute | None], BeforeValidator(_check_attribute_count)]
 )
+
+
+Expiry = Annotated[str, Field(max_length=40), AfterValidator(check_expiry)]
 
 
 class PhotoBody(RequestBody):
@@ -56,25 +76,34 @@ class ItemBody(RequestBody):
     title: str | None = Field(default=None, max_length=MAX_TITLE_LENGTH)
     url: str | None = Field(default=None, max_length=MAX_URL_LENGTH, description="the item's page in the shop")
     attributes: NewAttributes = {}
+    expires_at: Expiry | None = Field(default=None, description=_EXPIRES_AT, examples=["2026-12-01T00:00:00Z"])
     images: list[ImageBody] | None = Field(
         default=None, max_length=MAX_ENTRIES, description="all images that the item then has"
     )
 
 
 class ItemPatch(RequestBody):
-    """A JSON merge patch of an item: null empties a field or removes an attribute."""
+    """A JSON merge patch of an item: null empties a field or removes an attribute, and so does an empty list."""
 
     title: str | None = Field(default=None, max_length=MAX_TITLE_LENGTH)
     url: str | None = Field(default=None, max_length=MAX_URL_LENGTH)
     attributes: AttributeChanges | None = None
+    expires_at: Expiry | None = Field(default=None, description=_EXPIRES_AT)
 
     def changes(self, attributes: Mapping[str, Attribute]) -> dict[str, Any]:
-        """Returns the fields that change, with their new values, of an item that has these attributes."""
-        values: dict[str, Any] = {name: getattr(self, name) or "" for name in self.model_fields_set - {"attributes"}}
-        if "attributes" in self.model_fields_set:
-            merged = {**attributes, **self.attributes} if self.attributes is not None else {}
-            values["attributes"] = {name: value for name, value in merged.items() if value is not None}
-        return values
+        """Returns the fields that change, with their new values, of an item that has these attributes.
+
+        The expiry is one of the attributes.
+        """
+        given = self.model_fields_set
+        values: dict[str, Any] = {name: getattr(self, name) or "" for name in given - {"attributes", EXPIRES_AT}}
+        merged: dict[str, Attribute | None] = {**attributes}
+        if "attributes" in given:
+            kept = attributes if self.attributes is not None else {EXPIRES_AT: attributes.get(EXPIRES_AT)}
+            merged = {**kept, **(self.attributes or {})}
+        if EXPIRES_AT in given:
+            merged[EXPIRES_AT] = self.expires_at
+        return {**values, "attributes": {name: value for name, value in merged.items() if value is not None}}
 
 
 class ImageAnswer(BaseModel):
@@ -92,6 +121,7 @@ class ItemAnswer(BaseModel):
     title: str | None
     url: str | None = Field(description="the item's page in the shop")
     attributes: Attributes
+    expires_at: str | None = Field(description="when the item expires, in UTC; null if it never does")
     images: list[ImageAnswer]
     version: int = Field(description="the revision that last changed the item; the ETag is this number in quotes")
 
@@ -107,7 +137,7 @@ class ItemsAnswer(BaseModel):
 class FacetValue(BaseModel):
     """A value of an attribute."""
 
-    value: Attribute
+    value: Value
     count: int = Field(description="the number of items that have it and match the filter")
 
 

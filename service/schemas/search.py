@@ -1,18 +1,29 @@
 """The wire types of searches."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, model_validator
 from typing_extensions import TypeAliasType
 
 from index.items import MAX_CURSOR_LENGTH, MAX_ID_LENGTH, MAX_TOP, MAX_URL_LENGTH
+from index.rankings import MAX_EXAMPLES, Combination, Explanation, FilterDocument, RankingChoice, Window
 from service.schemas.base import HINTS, MAX_ENTRIES, Attributes, RequestBody
 
 DEFAULT_LIMIT = 12
 Include = TypeAliasType("Include", Literal["attributes", "vectors"])
 """A named type has one schema, which generated clients name as well."""
-FilterDocument = TypeAliasType("FilterDocument", dict[str, Any])
 _Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+_Box = tuple[_Fraction, _Fraction, _Fraction, _Fraction]
+
+
+def _check_box(box: _Box) -> _Box:
+    if not (box[0] < box[2] and box[1] < box[3]):
+        raise ValueError("left must be less than right, and top less than bottom")
+    return box
+
+
+Box = Annotated[_Box, AfterValidator(_check_box)]
+"""A part of a photo: left, top, right and bottom, as fractions."""
 
 
 class SearchOptions(RequestBody):
@@ -27,7 +38,7 @@ class SearchOptions(RequestBody):
         examples=[{"category": "mug", "price": {"lt": 20}}],
     )
     min_score: float | None = Field(default=None, ge=-1, le=1, description="minimum score of an item")
-    box: tuple[_Fraction, _Fraction, _Fraction, _Fraction] | None = Field(
+    box: Box | None = Field(
         default=None, description="left, top, right and bottom of the part to search for, as fractions of the photo"
     )
     exclude: Annotated[list[Annotated[str, Field(max_length=MAX_ID_LENGTH)]], FailFast()] = Field(
@@ -38,15 +49,17 @@ class SearchOptions(RequestBody):
         default=["attributes"], max_length=8, description="optional parts of each item in the answer"
     )
 
-    @model_validator(mode="after")
-    def _check_box(self) -> Self:
-        if self.box and not (self.box[0] < self.box[2] and self.box[1] < self.box[3]):
-            raise ValueError("box: left must be less than right, and top less than bottom")
-        return self
+    combine: Combination = Field(
+        default="mean", description="how several examples are combined: their weighted mean, or the best of them"
+    )
+    ranking: RankingChoice | None = Field(
+        default=None, description="rules for the order of the items, or the name of those that the gallery holds"
+    )
+    explain: bool = Field(default=False, description="adds to each item why it is where it is")
 
 
-class SearchBody(SearchOptions):
-    """A search as JSON: exactly one of a photo in base64, its address, or an item of the gallery."""
+class _Query(RequestBody):
+    """What to search for: exactly one of a photo in base64, its address, or an item of the gallery."""
 
     image: str | None = Field(default=None, description="a photo in base64", examples=["/9j/4AAQSkZJRg..."])
     image_url: str | None = Field(
@@ -56,12 +69,42 @@ class SearchBody(SearchOptions):
         default=None, min_length=1, max_length=MAX_ID_LENGTH, description="find items similar to this one"
     )
 
+
+class SearchExample(_Query):
+    """A photo or an item that the wanted items are like or, with a negative weight, unlike."""
+
+    box: Box | None = Field(default=None, description="the part of the photo")
+    weight: float = Field(
+        default=1.0, ge=-1, le=1, allow_inf_nan=False, description="how much it counts; negative: not like this"
+    )
+
     @model_validator(mode="after")
     def _check_query(self) -> Self:
         if sum(query is not None for query in (self.image, self.image_url, self.item_id)) != 1:
             raise ValueError("give exactly one of image, image_url and item_id")
         if self.box and self.item_id is not None:
             raise ValueError("box: allowed with a photo only")
+        if not self.weight:
+            raise ValueError("weight: 0 would not count; leave the example out")
+        return self
+
+
+class SearchBody(SearchOptions, _Query):
+    """A search as JSON: exactly one of a photo in base64, its address, an item of the gallery, or examples."""
+
+    examples: list[SearchExample] | None = Field(
+        default=None, min_length=1, max_length=MAX_EXAMPLES, description="several photos and items to combine"
+    )
+
+    @model_validator(mode="after")
+    def _check_query(self) -> Self:
+        queries = (self.image, self.image_url, self.item_id, self.examples)
+        if sum(query is not None for query in queries) != 1:
+            raise ValueError("give exactly one of image, image_url, item_id and examples")
+        if self.box and (self.item_id is not None or self.examples):
+            raise ValueError("box: allowed with one photo only; an example has its own")
+        if self.examples and all(example.weight < 0 for example in self.examples):
+            raise ValueError("examples: at least one needs a positive weight")
         return self
 
 
@@ -88,10 +131,11 @@ class Match(BaseModel):
     attributes: Attributes = Field(description="empty unless they are included")
     image: MatchedImage
     vector: list[float] | None = Field(default=None, description="the image's vector, when vectors are included")
+    explanation: Explanation | None = Field(default=None, description="why it is where it is, when that is asked for")
 
 
 class Milliseconds(BaseModel):
-    """The time of each stage."""
+    """The time of each stage; of several photos, which overlap, the sum."""
 
     decode: float = Field(description="bytes to upright pixels of the model's input size")
     wait: float = Field(description="in the queue of the model")
@@ -100,7 +144,7 @@ class Milliseconds(BaseModel):
 
 
 class SearchAnswer(BaseModel):
-    """Items by descending score."""
+    """Items by descending score, or in the order of the ranking."""
 
     items: list[Match]
     cursor: str | None = Field(description="returns the next items when it is sent with the same search")
@@ -109,6 +153,9 @@ class SearchAnswer(BaseModel):
     milliseconds: Milliseconds
     stale_seconds: float = Field(
         default=0, description="age of what was searched, while the gallery's server cannot be reached; normally 0"
+    )
+    window: Window | None = Field(
+        default=None, description="the candidates that boosts, sort_by, diversity or negative examples acted on"
     )
     hints: list[str] = Field(description=HINTS)
 

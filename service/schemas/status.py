@@ -15,6 +15,7 @@ class IndexStatus(BaseModel):
     pending: int = Field(description="images changed since the generation was built; searches include them")
     kind: str | None = Field(description="exact, hnsw or ivf")
     recall: float | None = Field(description="recall@10 against exact search, measured when it was built")
+    device: str | None = Field(description="what compares the vectors: cpu or the names of GPUs; null: servers do")
 
 
 class GalleryStatus(BaseModel):
@@ -32,9 +33,9 @@ class BundleStatus(BaseModel):
 
     id: str
     backbone: str
-    loss: str
+    loss: str | None = Field(description="null if the backbone is used as it was pretrained")
     dimension: int
-    data: str
+    data: str | None = Field(description="what it was trained on, such as `table catalogue.csv`")
     metrics: Metrics = Field(description="such as recall@1, as a fraction of 1")
     untrained_metrics: Metrics = Field(description="the same metrics before training")
 

@@ -20,6 +20,7 @@ export function isolate(text) {
 
 /** Formats a value; digits are grouped from 10,000, so that years are not. */
 export function formatValue(value) {
+  if (Array.isArray(value)) return value.map(formatValue).join(", ");
   if (typeof value === "boolean") return value ? "yes" : "no";
   return typeof value === "number" ? value.toLocaleString(undefined, { useGrouping: "min2" }) : value;
 }
@@ -27,7 +28,7 @@ export function formatValue(value) {
 /** Formats an attribute for a list without names; numbers and booleans need theirs. */
 export function formatFact([name, value]) {
   if (typeof value === "boolean") return value ? displayName(name) : `not ${displayName(name)}`;
-  return typeof value === "number" ? `${displayName(name)} ${formatValue(value)}` : value;
+  return typeof value === "string" ? value : `${displayName(name)} ${formatValue(value)}`;
 }
 
 export function formatPrice(price, currency) {

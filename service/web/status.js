@@ -80,7 +80,7 @@ function modelFacts(bundle, provider) {
   return [
     ...(recall ? [["Recall@1", recall]] : []),
     ["Backbone", bundle.backbone],
-    ["Loss", bundle.loss],
+    ["Loss", bundle.loss ?? "none, as pretrained"],
     ["Dimensions", bundle.dimension.toLocaleString()],
     ["Runs on", (provider ?? "").replace("ExecutionProvider", "")],
     ["Bundle", bundle.id],

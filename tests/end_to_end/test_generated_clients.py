@@ -36,6 +36,13 @@ const search: Body<"search"> = { item_id: "mug-01", limit: 3, include: ["attribu
 const batch: Body<"search_batch"> = { searches: [search, { image: "", filter: { price: { lt: 20 } } }] };
 const item: Body<"put_item"> = { title: null, attributes: { price: 12.5, dishwasher: true } };
 const patch: Body<"patch_item"> = { attributes: { price: null } };
+const ranked: Body<"search"> = {
+  examples: [{ item_id: "mug-01" }, { image: "", weight: -0.5, box: [0, 0, 1, 0.5] }],
+  combine: "best",
+  ranking: { boosts: [{ filter: { in_stock: true }, weight: 0.1 }], group_by: "product", diversity: 0.2 },
+};
+const named: Body<"search"> = { item_id: "mug-01", ranking: "home", explain: true };
+const rules: Body<"put_ranking"> = { sort_by: { attribute: "price", order: "descending" }, pin: ["mug-01"] };
 const job: Body<"start_job"> = { source: "catalogue" };
 const conditions: operations["put_item"]["parameters"]["header"] = { "if-match": '"7"' };
 const best = (answer: components["schemas"]["SearchAnswer"]): string =>
@@ -43,7 +50,7 @@ const best = (answer: components["schemas"]["SearchAnswer"]): string =>
 const count = (answer: components["schemas"]["FacetsAnswer"]): number =>
   answer.facets.flatMap(({ values }) => values.map(({ count }) => count)).reduce((sum, next) => sum + next, 0);
 const start = ({ started }: components["schemas"]["JobStatus"]): Date => new Date(started);
-console.log(batch, item, patch, job, conditions, best, count, start);
+console.log(batch, item, patch, ranked, named, rules, job, conditions, best, count, start);
 """
 
 
@@ -136,6 +143,7 @@ def test_classes_of_the_generated_client_have_the_names_of_the_document(shop: Ge
 def test_every_operation_works_through_the_generated_client(shop: GeneratedClient) -> None:
     write_items(shop)
     search(shop)
+    rank(shop)
     run_a_job(shop)
     read_the_rest(shop)
     assert not shop.unused
@@ -143,12 +151,15 @@ def test_every_operation_works_through_the_generated_client(shop: GeneratedClien
 
 def write_items(shop: GeneratedClient) -> None:
     models = shop.models
-    attributes = models.NewAttributes.from_dict({"category": "mug", "price": 12.5})
-    stored = shop.call("put_item", "mug/1", body=models.ItemBody(title="A mug", attributes=attributes), status=201)
+    attributes = models.NewAttributes.from_dict({"category": "mug", "price": 12.5, "tags": ["new", 5, True]})
+    body = models.ItemBody(title="A mug", attributes=attributes, expires_at="2100-01-01")
+    stored = shop.call("put_item", "mug/1", body=body, status=201)
     assert (stored.title, stored.url, stored.attributes.to_dict()) == ("A mug", None, attributes.to_dict())
+    assert stored.expires_at == "2100-01-01T00:00:00Z"
     form = models.ItemForm(item=json.dumps({"title": "Two"}), image=[shop.photo(1, "a"), shop.photo(2, "b")])
     assert [image.id for image in shop.call("put_item", "two", body=form, status=201).images] == ["a", "b"]
-    changes = models.ItemPatch(attributes=models.AttributeChanges.from_dict({"price": 9.5, "category": None}))
+    removed: dict[str, Any] = {"category": None, "tags": []}
+    changes = models.ItemPatch(attributes=models.AttributeChanges.from_dict({"price": 9.5, **removed}))
     patched = shop.call("patch_item", "mug/1", body=changes, if_match=f'"{stored.version}"')
     assert patched.attributes.to_dict() == {"price": 9.5} and patched.title == "A mug"
     conflict = shop.call("patch_item", "mug/1", body=changes, if_match=f'"{stored.version}"', status=412)
@@ -194,6 +205,31 @@ def search(shop: GeneratedClient) -> None:
     assert "'color'" in answers.answers[1].hints[0]
     failed = shop.call("search", body=models.SearchBody(item_id="ball-red", limit=5000), status=422)
     assert failed.detail == "limit must be at most 1,000 (got 5000)."
+
+
+def rank(shop: GeneratedClient) -> None:
+    models = shop.models
+    rules = models.Ranking(
+        boosts=[models.Boost(weight=0.2, attribute="price", from_=0, to=10)], pin=["ball-green"], diversity=0.1
+    )
+    stored = shop.call("put_ranking", "home", body=rules, if_none_match="*", status=201)
+    assert stored.ranking.pin == ["ball-green"] and stored.ranking.boosts[0].from_ == 0
+    changed = shop.call("put_ranking", "home", body=models.Ranking(group_by="colour"), if_match=f'"{stored.version}"')
+    assert [one.version for one in shop.call("list_ranking_versions", "home").rankings] == [
+        changed.version,
+        stored.version,
+    ]
+    assert shop.call("get_ranking_version", "home", stored.version).ranking == stored.ranking
+    assert shop.call("get_ranking", "home") == shop.call("list_rankings").rankings[0] == changed
+    encoded = base64.b64encode(tiny_photo(2, 5)).decode()
+    examples = [models.SearchExample(item_id="ball-red"), models.SearchExample(image=encoded, weight=-0.3)]
+    body = models.SearchBody(examples=examples, combine=models.Combination.BEST, ranking=stored.ranking, explain=True)
+    ranked = shop.call("search", body=body)
+    assert ranked.items[0].id == "ball-green" and ranked.window.exhausted
+    assert ranked.items[0].explanation.reason == models.Reason.PINNED
+    by_name = shop.call("search", body=models.SearchBody(item_id="ball-red", ranking="home"))
+    assert len(by_name.items) == 8 and by_name.window is None
+    shop.call("delete_ranking", "home", status=204)
 
 
 def run_a_job(shop: GeneratedClient) -> None:

@@ -133,8 +133,8 @@ def test_a_write_that_always_meets_others_gives_up(
     gallery_class = class_of_gallery(settings)
     stored, reads = gallery_class.get_item, []
 
-    def change_after_reading(self: Any, item_id: str) -> Any:
-        seen = stored(self, item_id)
+    def change_after_reading(self: Any, item_id: str, **options: Any) -> Any:
+        seen = stored(self, item_id, **options)
         reads.append(item_id)
         self.upsert([(seen.item.model_copy(update={"title": f"Version {len(reads)}"}), [])], "")
         return seen

@@ -117,7 +117,7 @@ def test_the_description_shows_an_example_of_every_success(client: httpx.Client)
                     schema = {**content["schema"], "components": {"schemas": shapes}}
                     jsonschema_rs.validate(schema, content["example"])
                     checked += media_type == "application/json"
-    assert checked == 18
+    assert checked == 24
     metrics = description["paths"]["/metrics"]["get"]["responses"]["200"]["content"]["text/plain"]["example"]
     page = client.get("/metrics").text.splitlines()
     assert {line for line in metrics.splitlines() if line.startswith("#")} <= set(page)
@@ -203,6 +203,8 @@ def test_operations_and_bodies_have_short_names(client: httpx.Client) -> None:
     assert {operation["operationId"] for operation in operations} == {
         *("search", "search_batch", "list_items", "get_item", "put_item", "patch_item", "delete_item"),
         *("put_image", "delete_image", "list_facets", "start_job", "list_jobs", "get_job", "cancel_job", "watch_job"),
+        *("list_rankings", "get_ranking", "put_ranking", "delete_ranking"),
+        *("list_ranking_versions", "get_ranking_version"),
         *("get_status", "check_health", "check_readiness", "get_metrics"),
         *("get_thumbnail", "list_examples", "get_example"),
     }

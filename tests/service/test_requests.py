@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from time import process_time
 from typing import Any
 
 import anyio.to_thread
@@ -56,9 +57,10 @@ def test_excluded_ids_are_no_longer_than_ids_are(shop: httpx.Client) -> None:
 
 def test_a_query_string_with_thousands_of_names_is_refused_quickly(shop: httpx.Client) -> None:
     query = "&".join(f"n{number}=1" for number in range(6000))
+    used = process_time()
     refused = shop.post(f"/v1/search?{query}", content=tiny_photo(0, 0), headers={"Content-Type": "image/jpeg"})
     assert "6,000 keys were sent" in problem(refused, 422, "request-invalid")["detail"]
-    assert refused.elapsed.total_seconds() < 1
+    assert process_time() - used < 1  # of the CPU: other work on the machine does not count
 
 
 def form(charset: str, *parts: tuple[str, bytes]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from index.embedding.images import Preprocessing
 SIDE = 32
 
 
-def make_tiny_bundle(directory: Path, *, grid: int = 4, resize: int = SIDE) -> Path:
+def make_tiny_bundle(directory: Path, *, grid: int = 4, resize: int = SIDE, loss: str = "none") -> Path:
     """Writes a bundle of dimension 3 * grid ** 2; another `grid` or `resize` makes another bundle id."""
     directory.mkdir(parents=True, exist_ok=True)
     pool = SIDE // grid
@@ -43,7 +43,7 @@ def make_tiny_bundle(directory: Path, *, grid: int = 4, resize: int = SIDE) -> P
         preprocessing=Preprocessing(resize=resize, input_size=SIDE),
         dimension=3 * grid * grid,
         backbone="colour_grid",
-        loss="none",
+        loss=loss,
         metrics={"recall@1": 0.9},
         untrained_metrics={"recall@1": 0.5},
     )

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from index.evaluation.metrics import mean_metrics, query_metrics
 from tests.support.training_runs import SMALL_SETTINGS, RecordingCallback
@@ -11,7 +13,7 @@ from training.checkpoints import RunFolder
 from training.config import load_config
 from training.data import DataSet, Photo
 from training.errors import TrainingError
-from training.evaluation import full_report, index_metrics, load_model, measure, photo_protocol
+from training.evaluation import full_report, index_metrics, load_model, measure, measuring_embedder, photo_protocol
 from training.loop import train
 
 
@@ -74,3 +76,19 @@ def test_photos_without_a_usable_vector_are_named() -> None:
     message = r"4 of 8 vectors .*: 1\.jpg \(class mug\), 3\.jpg \(class mug\), 5\.jpg \(class mug\) and 1 more\."
     with pytest.raises(TrainingError, match=message):
         full_report(vectors, photos)
+
+
+def test_a_device_that_computes_other_vectors_measures_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise TrainingError("The device cuda computes different vectors than the CPU (cosine 0.1).", "Set device=cpu.")
+
+    class Means(nn.Module):
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            return pixels.float().mean(dim=(1, 2))
+
+    monkeypatch.setattr("training.evaluation.check_device", refuse)
+    pixels = torch.randint(0, 256, (2, 64, 64, 3), dtype=torch.uint8)
+    np.testing.assert_allclose(measuring_embedder(Means(), 64)(pixels), Means()(pixels).numpy(), rtol=1e-6)
+    assert caplog.messages[0].startswith("photos are embedded on the CPU: The device cuda computes different vectors")

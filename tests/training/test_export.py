@@ -100,6 +100,7 @@ def test_the_bundle_measures_as_the_run_does(run: RunFolder, bundle: Bundle, dat
     assert bundle.card.metrics == pytest.approx(figures[1], abs=1e-3)
     assert bundle.card.untrained_metrics.keys() == bundle.card.metrics.keys()
     assert bundle.card.loss == "proxy_isa" and bundle.card.versions["torch"]
+    assert bundle.card.data == "folder photos"
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from training.data.benchmarks import load_cars, load_cub, load_inshop, load_sop
 from training.data.dataset import Box, DataSet, Photo, check_usable
 from training.data.folders import load_folder, read_folder
 from training.data.sample_shop import read_shop, write_shop
-from training.data.tables import load_table, read_table
+from training.data.tables import load_table, parse_spec, read_table
 from training.errors import TrainingError
 
 _LOADERS: dict[str, Callable[[Path], DataSet]] = {
@@ -33,6 +33,15 @@ def load_data(spec: str, *, on_progress: Progress | None = None) -> DataSet:
         f"Unknown data {spec!r}.",
         "Use sample[:DIR], folder:DIR (one folder per product), table:FILE, cub:DIR, cars:DIR, sop:DIR or inshop:DIR.",
     )
+
+
+def display_name(spec: str) -> str:
+    """Returns the data set of a specification without its path, such as `table catalogue.csv`, for bundles."""
+    kind, _, rest = spec.partition(":")
+    if kind not in ("folder", "table"):
+        return kind
+    path = parse_spec(Path(rest)).file if kind == "table" else Path(rest)
+    return f"{kind} {path.name}".rstrip()
 
 
 def load_search(queries: str, gallery: str) -> DataSet:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from index.ingest.feeds import open_catalogue
 from index.ingest.places import local_path, url_scheme
-from index.ingest.tables import open_table
 from training.data.dataset import Box, DataSet, Photo, count_noun, data_from_lists, drop_missing, split_by_class
 from training.errors import TrainingError
 
@@ -32,7 +32,7 @@ _MAPPING = re.compile(rf",({'|'.join(_KEYS)})=([^,]+)$")
 Row = dict[str, str]
 
 
-class _TableSpec(NamedTuple):
+class TableSpec(NamedTuple):
     file: Path
     columns: dict[str, str]
     folder: Path
@@ -49,18 +49,19 @@ def extend_spec(spec: str, columns: Sequence[str], images: str | None) -> str:
     return ",".join([spec, *pairs])
 
 
-def _parse_spec(spec: Path) -> _TableSpec:
+def parse_spec(spec: Path) -> TableSpec:
+    """Splits `FILE,item_id=sku,...` into the file, its columns and the folder of the images."""
     text, columns = str(spec), dict[str, str]()
     while not Path(text).exists() and (found := _MAPPING.search(text)):
         columns.setdefault(found[1], found[2])
         text = text[: found.start()]
     images = columns.pop(_IMAGES, None)
-    return _TableSpec(Path(text), columns, Path(images).expanduser() if images else Path(text).parent)
+    return TableSpec(Path(text), columns, Path(images).expanduser() if images else Path(text).parent)
 
 
 def load_table(spec: Path) -> DataSet:
     """Reads a CSV, Parquet or JSON-lines table; without a `split` column a third of the classes is held out."""
-    table = _parse_spec(spec)
+    table = parse_spec(spec)
     file = table.file
     photos, left_out = _read_rows(table)
     splits = {split for split, _ in photos}
@@ -75,13 +76,13 @@ def load_table(spec: Path) -> DataSet:
 
 def read_table(spec: Path) -> tuple[tuple[Photo, ...], tuple[str, ...]]:
     """Returns all photos of a table whatever their split, and remarks on bad rows and missing files."""
-    table = _parse_spec(spec)
+    table = parse_spec(spec)
     photos, left_out = _read_rows(table)
     found, missing = drop_missing(table.file.stem, [photo for _, photo in photos])
     return found, (*left_out, *missing)
 
 
-def _read_rows(spec: _TableSpec) -> tuple[list[tuple[str | None, Photo]], tuple[str, ...]]:
+def _read_rows(spec: TableSpec) -> tuple[list[tuple[str | None, Photo]], tuple[str, ...]]:
     """Returns the split and the photo of each image, and a remark on bad rows.
 
     The splits are None without such a column. A row without a product or photo is left out, as `reindex` does; a wrong
@@ -90,7 +91,9 @@ def _read_rows(spec: _TableSpec) -> tuple[list[tuple[str | None, Photo]], tuple[
     file = spec.file
     if not file.is_file():
         raise TrainingError(f"No table at {file}.", f"Name a CSV or Parquet file with columns {', '.join(_KNOWN)}.")
-    table = open_table(file, file.name, str(file))
+    mapped = [(spec.columns.get(name) or spec.columns.get(other), name, other) for name, other in _SYNONYMS.items()]
+    required = [[column] if column else [name, other] for column, name, other in mapped]
+    table = open_catalogue(file, file.name, str(file), columns=required)
     rows = list(table.rows)
     columns = list(dict.fromkeys(table.columns or (column for row in rows for column in row.values)))
     named = _find_columns(spec, columns)
@@ -132,7 +135,7 @@ def _describe_bad(file: Path, bad: list[str]) -> str:
     return f"{count_noun(len(bad), 'row is', 'rows are')} left out of {file.name}: {', '.join(bad[:_EXAMPLES])}{more}."
 
 
-def _find_columns(spec: _TableSpec, columns: list[str]) -> dict[str, str]:
+def _find_columns(spec: TableSpec, columns: list[str]) -> dict[str, str]:
     """Returns the column of each known name that the table has; raises an error if a required one is missing."""
     mapped = {name: spec.columns.get(name, spec.columns.get(_SYNONYMS.get(name, ""))) for name in _KNOWN}
     named = {

@@ -9,6 +9,7 @@ from torch import nn
 
 from index._util.models import Frozen
 from index._util.plugins import Group, load_plugin, plugin_names
+from index._util.validation import suggest
 from training.errors import TrainingError
 from training.losses.baselines import ON_PAIRS, PEERS, Builder
 from training.losses.proxy_anchor import ProxyAnchorLoss, ProxyAnchorSettings
@@ -66,9 +67,8 @@ def _entry(name: str) -> tuple[type[BaseModel], Builder]:
         return _LOSSES[name]
     plugin = load_plugin(_GROUP, name)
     if plugin is None:
-        raise TrainingError(
-            f"No loss is called {name!r}.", f"Known losses: {', '.join([*_LOSSES, *plugin_names(_GROUP)])}."
-        )
+        known = [*_LOSSES, *plugin_names(_GROUP)]
+        raise TrainingError(f"No loss is called {name!r}{suggest(name, known)}.", f"Known losses: {', '.join(known)}.")
     return _plugin_entry(name, plugin)
 
 

@@ -12,9 +12,9 @@ from training.backbones import EmbeddingModel
 from training.checkpoints import RunFolder
 from training.config import TrainingConfig
 from training.data import DataSet, Photo
-from training.devices import choose_device
 from training.errors import TrainingError
-from training.evaluation import embed_photos, photo_protocol, torch_embedder
+from training.evaluation import embed_photos, measuring_embedder, photo_protocol
+from training.gpu_ranking import find_ranker
 from training.report.learned import LearnedClasses, learned_classes, proxy_owners, read_proxies
 from training.report.neighbors import SearchResults
 from training.report.space import Similarity, class_similarity, map_to_plane, proxy_similarity, sample_photos
@@ -99,7 +99,7 @@ def analyse_run(run: RunFolder, data: DataSet, on_progress: ReportProgress) -> R
         # Only a finished run is certain to have measured it on the test classes.
         chosen=_figures(run.result()) if run.is_finished else record,
         dimension=vectors.shape[1],
-        measured=mean_metrics(query_metrics(vectors, photo_protocol(data.test))),
+        measured=mean_metrics(query_metrics(vectors, photo_protocol(data.test), ranker=find_ranker())),
         results=SearchResults(vectors, data.test),
         space=None if plane is None else PlaneMap(plane, [labels[place] for place in shown]),
         similarity=class_similarity(vectors, labels),
@@ -157,8 +157,7 @@ def _map_of_training(
 def _embed(
     model: EmbeddingModel, config: TrainingConfig, photos: Sequence[Photo], title: str, on_progress: ReportProgress
 ) -> Floats:
-    device = choose_device()
-    embed = torch_embedder(model.to(device).eval(), device)
+    embed = measuring_embedder(model, config.preprocessing.input_size)
     vectors = embed_photos(photos, config.preprocessing, embed, lambda done, total: on_progress(done, total, title))
     if not np.isfinite(vectors).all():
         raise TrainingError(

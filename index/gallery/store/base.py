@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from index.embedding.bundle import Bundle
 from index.gallery.jobs import JobHistory
 from index.gallery.types import Item, NewImage, StoredItem
+from index.rankings import Ranking, StoredRanking
 
 
 class BundleRow(NamedTuple):
@@ -152,6 +153,15 @@ class StoreReader(Protocol):
         With `hashed` vectors and thumbnails are replaced by their SHA-256 digests, computed where the data are.
         """
 
+    def ranking(self, name: str, version: int | None = None) -> StoredRanking | None:
+        """Returns a version of a ranking, by default the newest."""
+
+    def rankings(self) -> list[StoredRanking]:
+        """Returns the newest version of each ranking, by name."""
+
+    def ranking_versions(self, name: str | None = None) -> list[StoredRanking]:
+        """Returns the versions of a ranking, or of all, the newest first."""
+
     # Bulk reads for building an index; only within `ItemStore.open_reader`
 
     def image_count(self, bundle: int) -> int: ...
@@ -223,6 +233,25 @@ class ItemStore(Protocol):
 
     def delete(self, item_ids: Iterable[str], *, expected: Mapping[str, int | None] = ...) -> int:
         """Removes items with their images; unknown ids are ignored."""
+
+    def delete_expired(self, instant: int, limit: int) -> int:
+        """Removes items that have expired at an instant, at most so many; returns how many."""
+
+    def put_ranking(
+        self,
+        name: str,
+        ranking: Ranking,
+        *,
+        expected: Mapping[str, int | None] = ...,
+        stored: float | None = None,
+    ) -> StoredRanking:
+        """Stores a version of a ranking, unless the newest one is equal; `expected` maps its name to a version.
+
+        `stored` is when that was, in a copy. Raises LimitExceeded if the gallery would have too many.
+        """
+
+    def delete_ranking(self, name: str, *, expected: Mapping[str, int | None] = ...) -> bool:
+        """Removes a ranking with all its versions; returns whether there was one."""
 
     def set_index(self, bundle: int, name: str | None, revision: int) -> None:
         """Records what a vector index has built, and prunes removals that no follower needs any more."""

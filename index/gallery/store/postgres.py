@@ -32,6 +32,7 @@ from index.gallery.store.postgres_reader import PostgresReader, Snapshot, instan
 from index.gallery.store.postgres_schema import is_current, migrate, read_version
 from index.gallery.store.postgres_writer import Writer
 from index.gallery.types import Item, NewImage
+from index.rankings import Ranking, StoredRanking
 
 Result = TypeVar("Result")
 INDEXES_FILE = "indexes.json"
@@ -267,6 +268,27 @@ class PostgresStore:
             writer.check_versions(expected)
             writer.remove_items(item_ids)
         return writer.revision
+
+    def delete_expired(self, instant: int, limit: int) -> int:
+        with self._writing() as writer:
+            return writer.remove_expired(instant, limit)
+
+    # Rankings
+
+    def put_ranking(
+        self,
+        name: str,
+        ranking: Ranking,
+        *,
+        expected: Mapping[str, int | None] = _ANY_VERSION,
+        stored: float | None = None,
+    ) -> StoredRanking:
+        with self._writing() as writer:
+            return writer.rankings.put(name, ranking, revision=writer.revision, expected=expected, stored=stored)
+
+    def delete_ranking(self, name: str, *, expected: Mapping[str, int | None] = _ANY_VERSION) -> bool:
+        with self._writing() as writer:
+            return writer.rankings.delete(name, expected)
 
     # Bundles
 

@@ -13,8 +13,10 @@ from index.gallery.errors import RESTORE, StoreError
 from index.gallery.store.base import BundleRow, Changes, FullImageRow, Head, ImageContent, ImageRecord, ImageRow
 from index.gallery.store.postgres_connection import Connection, store_errors
 from index.gallery.store.postgres_indexes import BuiltIndexes
+from index.gallery.store.rankings import RankingTable
 from index.gallery.store.rows import parse_item
 from index.gallery.types import Item, StoredImage, StoredItem
+from index.rankings import StoredRanking
 
 Result = TypeVar("Result")
 _BATCH_ROWS = 2048
@@ -311,6 +313,22 @@ class PostgresReader:
 
     # The data as such
 
+    def ranking(self, name: str, version: int | None = None) -> StoredRanking | None:
+        return self._rankings.get(name, version)
+
+    def rankings(self) -> list[StoredRanking]:
+        return self._rankings.newest()
+
+    def ranking_versions(self, name: str | None = None) -> list[StoredRanking]:
+        return self._rankings.versions(name)
+
+    @property
+    def _rankings(self) -> RankingTable:
+        def run(query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+            return self._source.run(lambda connection: connection.execute(query, values).fetchall())
+
+        return RankingTable(run, "%s")
+
     def problems(self) -> list[str]:
         """Returns which rows no write of ours makes; only within a snapshot."""
         counts = {problem: self._number(query) for problem, query in _MALFORMED.items()}
@@ -318,7 +336,8 @@ class PostgresReader:
             not _is_object(text) for batch in self._stream("SELECT attributes FROM items") for (text,) in batch
         )
         counts["{} items have attributes that are not a JSON object"] = broken
-        return [problem.format(f"{count:,}") for problem, count in counts.items() if count]
+        found = [problem.format(f"{count:,}") for problem, count in counts.items() if count]
+        return found + self._rankings.problems(self.revision())
 
 
 def _first(connection: Connection, query: str, **values: object) -> tuple[Any, ...]:

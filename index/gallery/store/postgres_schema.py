@@ -7,6 +7,7 @@ from psycopg import sql
 from index.errors import LookalikeError
 from index.gallery.errors import StoreError
 from index.gallery.store.postgres_connection import Connection, Server, store_errors
+from index.gallery.store.rows import EXPIRY_LENGTH, EXPIRY_MARK
 
 _FIRST = """
 -- index_name and index_revision: what a shared vector index built of the bundle's vectors, and of which revision.
@@ -65,7 +66,19 @@ CREATE TABLE jobs (
 );
 """
 
-MIGRATIONS: tuple[str, ...] = (_FIRST,)
+EXPIRY = f"substring(attributes FROM position('{EXPIRY_MARK}' IN attributes) + {len(EXPIRY_MARK)} FOR {EXPIRY_LENGTH})"
+HAS_EXPIRY = f"position('{EXPIRY_MARK}' IN attributes) > 0"
+"""Expressions of an item's attributes: the text of its expiry, and whether it has one."""
+_EXPIRY_INDEX = f'CREATE INDEX items_by_expiry ON items (({EXPIRY}) COLLATE "C") WHERE {HAS_EXPIRY}'
+
+_RANKINGS = """
+CREATE TABLE rankings (
+    name text COLLATE "C" NOT NULL, version bigint NOT NULL, stored double precision NOT NULL, document text NOT NULL,
+    PRIMARY KEY (name, version)
+);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_FIRST, _EXPIRY_INDEX, _RANKINGS)
 """The statements that lead to each version from the one before; the first creates the tables."""
 
 _MIGRATION_LOCK = 0x100CA11E

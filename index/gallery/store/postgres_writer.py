@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 
 from index.gallery.errors import TooManyAttributes, TooManyImages, VersionConflict
 from index.gallery.store.postgres_connection import Connection
-from index.gallery.store.rows import check_digest, check_vector, format_attributes, pack_vector
+from index.gallery.store.postgres_schema import EXPIRY, HAS_EXPIRY
+from index.gallery.store.rankings import RankingTable
+from index.gallery.store.rows import (
+    check_digest,
+    check_vector,
+    find_expired,
+    format_attributes,
+    pack_vector,
+)
 from index.gallery.types import Item, NewImage
 from index.items import MAX_ATTRIBUTE_NAMES, MAX_IMAGES_PER_ITEM
 
@@ -51,6 +59,15 @@ class Writer:
         for item_id, version in expected.items():
             if found.get(item_id) != version:
                 raise VersionConflict(item_id)
+
+    @property
+    def rankings(self) -> RankingTable:
+        def run(query: str, values: Sequence[object]) -> list[tuple[Any, ...]]:
+            rows = self._connection.execute(query, values).fetchall()
+            self.changes += len(rows) * (not query.startswith("SELECT"))
+            return rows
+
+        return RankingTable(run, "%s")
 
     # Items and images
 
@@ -239,6 +256,15 @@ class Writer:
         self.change("DELETE FROM items WHERE key = ANY(%(keys)s)", keys=keys)
         lost = Counter(name for _, attributes in found for name in json.loads(attributes))
         self._count_names({name: -count for name, count in lost.items()})
+
+    def remove_expired(self, instant: int, limit: int) -> int:
+        query = (
+            f'SELECT id, attributes FROM items WHERE {HAS_EXPIRY} AND ({EXPIRY}) COLLATE "C" <= %(until)s '
+            f'ORDER BY ({EXPIRY}) COLLATE "C" LIMIT %(limit)s'
+        )
+        expired = find_expired(lambda until, count: self._all(query, until=until, limit=count), instant, limit)
+        self.remove_items(expired)
+        return len(expired)
 
     def remove_images(self, keys: Sequence[int]) -> None:
         if not keys:

@@ -4,9 +4,12 @@ from pathlib import Path
 
 from index.errors import LookalikeError
 from index.gallery.errors import RESTORE, StoreError
+from index.gallery.store.rows import EXPIRY_LENGTH, EXPIRY_MARK
 from index.gallery.store.sqlite_connection import StoreConnection, is_read_only, transaction
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
+_OLDEST_VERSION = 4
+"""The oldest version that becomes the current one when it is opened."""
 
 PAGE_BYTES = 8192
 """Seven vectors of 512 half-precision numbers fill such a page; SQLite's default would waste a quarter of each."""
@@ -49,6 +52,17 @@ CREATE TABLE thumbnails (digest TEXT PRIMARY KEY, jpeg BLOB NOT NULL);
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 INSERT INTO counters VALUES ('revision', 0), ('forgotten', 0);
 """
+_RANKINGS = """
+CREATE TABLE rankings (
+    name TEXT NOT NULL, version INTEGER NOT NULL, stored REAL NOT NULL, document TEXT NOT NULL,
+    PRIMARY KEY (name, version)
+) WITHOUT ROWID;
+"""
+
+EXPIRY = f"substr(attributes, instr(attributes, '{EXPIRY_MARK}') + {len(EXPIRY_MARK)}, {EXPIRY_LENGTH})"
+HAS_EXPIRY = f"instr(attributes, '{EXPIRY_MARK}') > 0"
+"""Expressions of an item's attributes: the text of its expiry, and whether it has one."""
+_EXPIRY_INDEX = f"CREATE INDEX IF NOT EXISTS items_by_expiry ON items ({EXPIRY}) WHERE {HAS_EXPIRY}"
 
 
 def prepare(connection: StoreConnection) -> None:
@@ -61,7 +75,7 @@ def prepare(connection: StoreConnection) -> None:
         return
     connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     connection.execute("PRAGMA journal_mode = WAL")
-    if is_new:
+    if version < SCHEMA_VERSION:
         with transaction(connection):
             _create_tables(connection)
 
@@ -79,18 +93,21 @@ def _count_tables(connection: StoreConnection) -> int:
 def _check_version(path: Path, version: int) -> None:
     if version == 0:
         raise StoreError(f"{path} is a database of another program.", RESTORE)
-    if version != SCHEMA_VERSION:
+    if not _OLDEST_VERSION <= version <= SCHEMA_VERSION:
         raise LookalikeError(
-            f"{path} has schema version {version}; this release reads version {SCHEMA_VERSION}.",
+            f"{path} has schema version {version}; this release reads {_OLDEST_VERSION} to {SCHEMA_VERSION}.",
             "Use the release that wrote it, or re-index into a new folder.",
         )
 
 
 def _create_tables(connection: StoreConnection) -> None:
-    if _version(connection) != 0:
-        return  # another process was faster
+    """Creates the tables that are missing: all of them in a new file."""
+    version = _version(connection)
     # `executescript` would commit the open transaction, so the statements are run one by one.
-    lines = (line for line in _TABLES.splitlines() if not line.startswith("--"))
-    for statement in "\n".join(lines).split(";"):
-        connection.execute(statement)
+    for since, tables in ((_OLDEST_VERSION, _TABLES), (5, _RANKINGS)):
+        if version < since:  # else another process was faster
+            lines = (line for line in tables.splitlines() if not line.startswith("--"))
+            for statement in "\n".join(lines).split(";"):
+                connection.execute(statement)
+    connection.execute(_EXPIRY_INDEX)
     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

@@ -20,8 +20,15 @@ from index.errors import LookalikeError
 from index.gallery.errors import RESTORE, StoreError, TooManyAttributes, TooManyImages, VersionConflict
 from index.gallery.settings import GallerySettings
 from index.gallery.store.base import BundleRow
-from index.gallery.store.rows import check_digest, check_vector, format_attributes, pack_vector
-from index.gallery.store.schema import PAGE_BYTES, prepare
+from index.gallery.store.rankings import RankingTable
+from index.gallery.store.rows import (
+    check_digest,
+    check_vector,
+    find_expired,
+    format_attributes,
+    pack_vector,
+)
+from index.gallery.store.schema import EXPIRY, HAS_EXPIRY, PAGE_BYTES, prepare
 from index.gallery.store.sqlite_connection import (
     BUSY_SECONDS,
     connect,
@@ -35,6 +42,7 @@ from index.gallery.store.sqlite_reader import SQLiteReader
 from index.gallery.store.wal import find_damage, keep_damaged_log, kept_logs
 from index.gallery.types import Item, NewImage
 from index.items import MAX_ATTRIBUTE_NAMES, MAX_IMAGES_PER_ITEM
+from index.rankings import Ranking, StoredRanking
 
 STORE_FILE = "catalogue.sqlite"
 BUNDLES = "bundles"
@@ -253,13 +261,23 @@ class SQLiteStore:
     def delete(self, item_ids: Iterable[str], *, expected: Mapping[str, int | None] = _ANY_VERSION) -> int:
         with self._writing() as write:
             self._check_versions(expected)
-            for item_id in item_ids:
-                images = "SELECT images.key FROM images JOIN items ON item = items.key WHERE items.id = ?"
-                self._remove_images([key for (key,) in self._db.execute(images, (item_id,))], write.revision)
-                query = "DELETE FROM items WHERE id = ? RETURNING attributes"
-                for (attributes,) in self._db.execute(query, (item_id,)).fetchall():
-                    self._drop_names(json.loads(attributes))
+            self._remove_items(item_ids, write.revision)
         return write.revision
+
+    def delete_expired(self, instant: int, limit: int) -> int:
+        query = f"SELECT id, attributes FROM items WHERE {HAS_EXPIRY} AND {EXPIRY} <= ? ORDER BY {EXPIRY} LIMIT ?"
+        with self._writing() as write:
+            expired = find_expired(lambda *values: self._db.execute(query, values).fetchall(), instant, limit)
+            self._remove_items(expired, write.revision)
+        return len(expired)
+
+    def _remove_items(self, item_ids: Iterable[str], revision: int) -> None:
+        for item_id in item_ids:
+            images = "SELECT images.key FROM images JOIN items ON item = items.key WHERE items.id = ?"
+            self._remove_images([key for (key,) in self._db.execute(images, (item_id,))], revision)
+            query = "DELETE FROM items WHERE id = ? RETURNING attributes"
+            for (attributes,) in self._db.execute(query, (item_id,)).fetchall():
+                self._drop_names(json.loads(attributes))
 
     def _remove_named(self, item_id: str, image_ids: Iterable[str], revision: int) -> None:
         query = "SELECT images.key FROM images JOIN items ON item = items.key WHERE items.id = ? AND images.id = ?"
@@ -276,6 +294,27 @@ class SQLiteStore:
                 "DELETE FROM thumbnails WHERE digest = ? AND NOT EXISTS (SELECT 1 FROM images WHERE digest = ?)",
                 (digest, digest),
             )
+
+    # Rankings
+
+    def put_ranking(
+        self,
+        name: str,
+        ranking: Ranking,
+        *,
+        expected: Mapping[str, int | None] = _ANY_VERSION,
+        stored: float | None = None,
+    ) -> StoredRanking:
+        with self._writing() as write:
+            return self._rankings.put(name, ranking, revision=write.revision, expected=expected, stored=stored)
+
+    def delete_ranking(self, name: str, *, expected: Mapping[str, int | None] = _ANY_VERSION) -> bool:
+        with self._writing():
+            return self._rankings.delete(name, expected)
+
+    @property
+    def _rankings(self) -> RankingTable:
+        return RankingTable(lambda query, values: self._db.execute(query, values).fetchall(), "?")
 
     # Bundles
 

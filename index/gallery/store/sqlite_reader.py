@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 
 from index.gallery.errors import RESTORE, StoreError
 from index.gallery.store.base import BundleRow, Changes, FullImageRow, Head, ImageContent, ImageRecord, ImageRow
+from index.gallery.store.rankings import RankingTable
 from index.gallery.store.rows import parse_item
 from index.gallery.store.sqlite_connection import StoreConnection, connect, read_stamp
 from index.gallery.types import Item, StoredImage, StoredItem
+from index.rankings import StoredRanking
 
 _BATCH_ROWS = 2048
 """Rows of a large result that are in memory at a time."""
@@ -325,6 +327,25 @@ class SQLiteReader:
 
     # The file as such
 
+    def ranking(self, name: str, version: int | None = None) -> StoredRanking | None:
+        return self._rankings.get(name, version)
+
+    def rankings(self) -> list[StoredRanking]:
+        return self._rankings.newest()
+
+    def ranking_versions(self, name: str | None = None) -> list[StoredRanking]:
+        return self._rankings.versions(name)
+
+    @property
+    def _rankings(self) -> RankingTable:
+        return RankingTable(self._read_rankings, "?")
+
+    def _read_rankings(self, query: str, values: Sequence[object]) -> list[tuple[object, ...]]:
+        """Returns no rows of a file of an older release that cannot be written, which has no such table."""
+        with self._lock:
+            has_table = self._db.execute("SELECT 1 FROM sqlite_master WHERE name = 'rankings'").fetchone()
+            return self._db.execute(query, values).fetchall() if has_table else []
+
     def problems(self) -> list[str]:
         """Returns what SQLite's integrity check finds; if nothing, rows that no write of ours makes."""
         with self._lock:
@@ -332,7 +353,8 @@ class SQLiteReader:
         if fault != "ok":
             return [f"SQLite finds the store damaged: {fault}"]
         counts = {problem: self._number(query) for problem, query in _MALFORMED.items()}
-        return [problem.format(f"{count:,}") for problem, count in counts.items() if count]
+        found = [problem.format(f"{count:,}") for problem, count in counts.items() if count]
+        return found + self._rankings.problems(self.revision())
 
     def copy_to(self, path: Path) -> None:
         """Writes a consistent copy of the file while others write."""

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from index.gallery.filters import Filter
 from index.gallery.store.base import BundleRow, StoreReader
-from index.gallery.types import BuildReport, Facet, HitRecords, IndexStats, Item, Progress
+from index.gallery.types import Attribute, BuildReport, Facet, HitRecords, IndexStats, Item, Progress
 
 Queries = NDArray[np.float32]
 Positions = NDArray[np.int64]
 Results = tuple[NDArray[np.float32], Positions]
 """Scores and positions of shape (queries, count), best first, padded with the score -inf and the position -1."""
+GROUP_SIZE = 3.0
+"""The estimate where nothing is known."""
 _IMAGE_CHUNK = 512
 """Images that are compared at a time: their vectors fit into the processor's cache."""
 
@@ -50,6 +52,12 @@ class Segment(HitRecords, Protocol):
 
     def vectors(self, positions: Positions) -> NDArray[np.float16]: ...
 
+    def values(self, attribute: str, positions: Positions) -> list[Attribute | None]:
+        """Returns the value of an attribute of each position's item; None if the item does not have it."""
+
+    def group_size(self, attribute: str) -> float:
+        """Estimates how many images the items with the same value of an attribute have; only speed depends on it."""
+
     def scores(self, queries: Queries, best: float, count: int) -> tuple[Positions, NDArray[np.float64]]:
         """Returns every position that a search may return, and its best score over some query vectors.
 
@@ -69,6 +77,12 @@ class LocalSegment:
 
     def is_empty(self: Segment) -> bool:
         return not self.count
+
+    def group_size(self, attribute: str) -> float:
+        return GROUP_SIZE
+
+    def values(self: Segment, attribute: str, positions: Positions) -> list[Attribute | None]:
+        return [self.item(position).attributes.get(attribute) for position in positions.tolist()]
 
     def scores(self: Segment, queries: Queries, best: float, count: int) -> tuple[Positions, NDArray[np.float64]]:
         # In double precision, where the order of a sum never decides how a score is rounded: the pages of a search must
@@ -120,6 +134,12 @@ class BuiltIndex(Protocol):
         """Yields the attributes of these names or, without any, those that most items have, at most MAX_FACETS.
 
         Counts the items that match a filter, and of their values those that contain a text in any case.
+        """
+
+    def newest_expiry(self, instant: int) -> int | None:
+        """Returns the newest instant, up to a given one, at which items of the index expired; None if none has.
+
+        A later instant up to the given one serves as well. The items may have changed since.
         """
 
     def is_due(self, pending: int) -> bool:

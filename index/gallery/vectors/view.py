@@ -1,13 +1,16 @@
 """What a search reads: one bundle's vectors as of one revision, in segments that are searched one by one."""
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from sys import getsizeof
 
 import numpy as np
 from numpy.typing import NDArray
 
+from index.gallery.expiry import expiry_of, hide_expired
 from index.gallery.filters import Filter
 from index.gallery.settings import GallerySettings
 from index.gallery.store.base import BundleRow, Changes, StoreReader
@@ -15,6 +18,7 @@ from index.gallery.types import Item, StoredImage
 from index.gallery.vectors.base import BuiltIndex, LocalSegment, Positions, Queries, Results, Segment
 from index.gallery.vectors.delta import Block, apply_changes
 from index.gallery.vectors.faiss.searcher import AllowList
+from index.items import values_of
 
 
 class BlockSegment(LocalSegment):
@@ -48,8 +52,8 @@ class BlockSegment(LocalSegment):
 
 def _memory_of(item: Item) -> int:
     """Returns the memory of an item's texts; all other parts are small."""
-    texts = (item.title, item.url, *item.attributes, *item.attributes.values())
-    return sum(map(getsizeof, texts))
+    values = chain.from_iterable(map(values_of, item.attributes.values()))
+    return sum(map(getsizeof, chain((item.title, item.url), item.attributes, values)))
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,8 @@ class View:
     blocks: tuple[Block, ...] = ()
     items: Mapping[int, Item] = field(default_factory=dict)
     """By key: the items of the delta's images."""
+    expiries: tuple[int, ...] = ()
+    """Instants at which items expire, or did, that were added or changed since the index was built; sorted."""
     changed_bytes: int = 0
     """The memory that the items took which were added or changed since the index was built."""
     _segments: dict[Filter | None, list[Segment]] = field(default_factory=dict)
@@ -79,8 +85,10 @@ class View:
             # Items without an image in the delta are dropped: otherwise memory would grow with every put and delete.
             used = {key for block in blocks for key in block.items[block.alive].tolist()}
             items = {key: item for key, item in items.items() if key in used}
+        expiries = {expiry for item in changes.items.values() if (expiry := expiry_of(item.attributes)) is not None}
         return replace(
             self,
+            expiries=tuple(sorted(expiries.union(self.expiries))) if expiries else self.expiries,
             index=self.index.after(moved, changes.items),
             revision=changes.revision,
             blocks=blocks,
@@ -117,8 +125,22 @@ class View:
         """Whether an item may be found by more than one image."""
         return bool(self.blocks) or self.index.max_images_per_item > 1
 
-    def segments(self, filter: Filter | None) -> list[Segment]:
-        """Returns the segments to search, restricted to the images whose items match the filter."""
+    def newest_expiry(self, instant: int) -> int | None:
+        """Returns the newest instant, up to a given one, at which items expired; None if none has.
+
+        It stays the same until another item expires, and so does a filter that hides what expired until then.
+        """
+        position = bisect_right(self.expiries, instant)
+        found = self.index.newest_expiry(instant), self.expiries[position - 1] if position else None
+        return max((expiry for expiry in found if expiry is not None), default=None)
+
+    def segments(self, filter: Filter | None, expired: int | None = None) -> list[Segment]:
+        """Returns the segments to search, restricted to the images whose items match the filter.
+
+        Leaves out items that have expired at an instant, if there is one: `newest_expiry` of the time of the search.
+        """
+        if expired is not None:
+            filter = hide_expired(filter, expired)
         found = self._segments.get(filter)
         if found is None:
             candidates = [self.index.segment(filter), *(self._block_segment(block, filter) for block in self.blocks)]

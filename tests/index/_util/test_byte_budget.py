@@ -146,6 +146,21 @@ def test_a_large_one_that_fits_next_to_small_ones_never_stops_them(monkeypatch: 
         thread.join(10)
 
 
+def test_small_ones_do_not_wait_while_one_large_one_waits_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(byte_budget, "_OVERTAKE_SECONDS", 0.0)
+    budget, entered = ByteBudget(100, max_holders=2, small=5), list[int]()
+    leave_first, leave = threading.Event(), threading.Event()
+    threads = [start(budget, 92, entered, leave_first), start(budget, 91, entered, leave)]
+    threads.append(start(budget, 5, entered, leave_first))
+    assert entered == [92, 5], "the second large one has no room next to the first, with or without the small one"
+    leave_first.set()
+    time.sleep(0.05)
+    assert entered == [92, 5, 91]
+    leave.set()
+    for thread in threads:
+        thread.join(10)
+
+
 def test_a_large_one_is_not_overtaken_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(byte_budget, "_OVERTAKE_SECONDS", 0.2)
     budget, entered = ByteBudget(100, max_holders=4, small=30), list[int]()

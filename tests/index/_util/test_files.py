@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import hashlib
+import os
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from index._util.files import (
     atomic_write,
     atomic_write_text,
     chunked_digest,
+    create_directory,
     file_digest,
     remove_leftovers,
     temporary_directory,
@@ -87,6 +89,15 @@ def test_old_directory_returns_if_the_new_one_cannot_take_its_place(
     with pytest.raises(OSError, match="disk full"), atomic_directory(path) as temporary:
         (temporary / "new").touch()
     assert names(path) == ["old"] and names(tmp_path) == ["folder"]
+
+
+def test_new_folders_are_synced_into_their_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink()))
+    create_directory(tmp_path / "gallery" / "bundles")
+    assert synced == [tmp_path, tmp_path / "gallery"]
+    create_directory(tmp_path / "gallery" / "bundles")
+    assert len(synced) == 2, "nothing is new"
 
 
 def test_file_digest_is_the_sha256_of_its_bytes(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-import index.embedding.embedder
 from index.embedding.bundle import Bundle, BundleError
-from index.embedding.embedder import BATCH_SIZES, Embedder
+from index.embedding.embedder import Embedder
+from index.embedding.gpu_sessions import BATCH_SIZES
 from index.embedding.images import load_pixels
 from index.gallery import open_gallery
 from service.settings import Settings
@@ -94,70 +94,39 @@ def test_file_that_is_not_a_model_is_refused(tmp_path: Path) -> None:
 
 
 class FakeRuntime:
-    """ONNX Runtime on a machine with a GPU: `installed` providers can be requested, `working` ones start."""
+    """ONNX Runtime on the CPU that records the runs of its sessions."""
 
-    def __init__(self, installed: list[str], working: list[str]) -> None:
-        self.installed, self.working = installed, working
+    def __init__(self) -> None:
         self.entries: dict[str, str] = {}
-        self.requested: list[str] = []
         self.runs: list[tuple[int, int]] = []
         """The number of threads of the session and of images, for each run."""
         self.SessionOptions = lambda: SimpleNamespace(add_session_config_entry=self.entries.__setitem__)
 
     def get_available_providers(self) -> list[str]:
-        return self.installed
+        return ["AzureExecutionProvider", "CPUExecutionProvider"]
 
-    def InferenceSession(self, path: str, options: Any, providers: list[tuple[str, dict[str, Any]]]) -> Any:
-        self.requested = [name for name, _ in providers]
+    def InferenceSession(self, path: str, options: Any, providers: list[str]) -> Any:
+        assert providers == ["CPUExecutionProvider"]
 
         def run(outputs: None, inputs: dict[str, Any]) -> list[Any]:
             count = len(inputs["pixels"])
             self.runs.append((options.intra_op_num_threads, count))
             return [np.zeros((count, 48), np.float32)]
 
-        return SimpleNamespace(
-            get_providers=lambda: self.working, get_inputs=lambda: [SimpleNamespace(name="pixels")], run=run
-        )
+        return SimpleNamespace(get_inputs=lambda: [SimpleNamespace(name="pixels")], run=run)
 
 
-TENSORRT, CUDA, CPU = "TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> FakeRuntime:
+    runtime = FakeRuntime()
+    monkeypatch.setattr("index.embedding.embedder.onnxruntime", lambda: runtime)
+    monkeypatch.setattr("index.embedding.gpu_sessions.onnxruntime", lambda: runtime)
+    return runtime
 
 
-@pytest.mark.parametrize(
-    ("installed", "working", "requested", "warns"),
-    [
-        (["AzureExecutionProvider", CPU], [CPU], [CPU], False),
-        ([CPU, CUDA], [CUDA, CPU], [CUDA, CPU], False),
-        ([CPU, CUDA, TENSORRT], [TENSORRT, CUDA, CPU], [TENSORRT, CUDA, CPU], False),
-        ([CPU, CUDA, TENSORRT], [CUDA, CPU], [TENSORRT, CUDA, CPU], True),
-        ([CPU, CUDA], [CPU], [CUDA, CPU], True),
-    ],
-    ids=["cpu only", "cuda", "tensorrt", "tensorrt fails", "cuda fails"],
-)
-def test_fastest_provider_is_requested_and_a_fallback_logs_a_warning(
-    bundle: Bundle,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    installed: list[str],
-    working: list[str],
-    requested: list[str],
-    warns: bool,
-) -> None:
-    runtime = FakeRuntime(installed, working)
-    monkeypatch.setattr(index.embedding.embedder, "onnxruntime", lambda: runtime)
-    embedder = Embedder(bundle)
-    assert runtime.requested == requested
-    assert embedder.provider == working[0]
-    warning = f"{requested[0]} is installed but did not start: embedding runs on the slower {working[0]}"
-    assert caplog.messages == [warning] * warns
-
-
-def test_batch_sizes_depend_on_the_provider(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    for provider, threads, shapes in ((CUDA, 5, [32, 4, 1]), (CPU, 1, [4] * 9 + [1])):
-        runtime = FakeRuntime([provider], [provider])
-        monkeypatch.setattr(index.embedding.embedder, "onnxruntime", lambda runtime=runtime: runtime)
-        Embedder(bundle, threads=threads).embed(np.zeros((37, SIDE, SIDE, 3), np.uint8))
-        assert runtime.runs == [(threads, shape) for shape in shapes]
+def test_one_thread_runs_batches_of_at_most_four(bundle: Bundle, runtime: FakeRuntime) -> None:
+    Embedder(bundle, threads=1).embed(np.zeros((37, SIDE, SIDE, 3), np.uint8))
+    assert runtime.runs == [(1, 4)] * 9 + [(1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -171,11 +140,9 @@ def test_batch_sizes_depend_on_the_provider(bundle: Bundle, monkeypatch: pytest.
     ],
 )
 def test_many_images_are_split_into_single_threaded_runs(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, images: int, runs: list[tuple[int, int]]
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, runtime: FakeRuntime, images: int, runs: list[tuple[int, int]]
 ) -> None:
-    runtime = FakeRuntime([CPU], [CPU])
-    monkeypatch.setattr(index.embedding.embedder, "onnxruntime", lambda: runtime)
-    monkeypatch.setattr(index.embedding.embedder, "usable_cores", lambda: 5)
+    monkeypatch.setattr("index.embedding.embedder.usable_cores", lambda: 5)
     Embedder(bundle).embed(np.zeros((images, SIDE, SIDE, 3), np.uint8))
     assert sorted(runtime.runs) == runs
     assert runtime.entries == {"session.intra_op.allow_spinning": "0"}

@@ -5,6 +5,7 @@ All searches are exhaustive. Handles of one `MemoryData` behave like processes t
 
 import copy
 import hashlib
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,7 @@ from index.gallery.errors import (
     TooManyImages,
     VersionConflict,
 )
+from index.gallery.expiry import expiry_of, is_expired
 from index.gallery.filters import Filter
 from index.gallery.jobs import Job
 from index.gallery.store.base import BundleRow, Changes, FullImageRow, Head, ImageContent, ImageRecord, ImageRow
@@ -42,6 +44,7 @@ from index.gallery.types import (
 from index.gallery.vectors.base import LocalSegment, Positions, Queries, Results
 from index.items import MAX_ATTRIBUTE_NAMES, MAX_IMAGES_PER_ITEM
 from index.jobs import JobRecord
+from index.rankings import Ranking, StoredRanking
 
 
 @dataclass
@@ -57,6 +60,7 @@ class MemoryData:
     """Image key to item id, image id and digest."""
     vectors: dict[tuple[int, int], tuple[int, bytes]] = field(default_factory=dict)
     """Bundle and image key to revision and vector."""
+    rankings: dict[tuple[str, int], StoredRanking] = field(default_factory=dict)
     removed: list[tuple[int, int]] = field(default_factory=list)
     """Revision and image key."""
     thumbnails: dict[str, bytes] = field(default_factory=dict)
@@ -143,6 +147,40 @@ class MemoryStore:
             if len(draft.items) != before:
                 draft.revision += 1
         return self.data.revision
+
+    def delete_expired(self, instant: int, limit: int) -> int:
+        expired = [name for name, (_, item, _) in self.data.items.items() if is_expired(item.attributes, instant)]
+        self.delete(expired[:limit])
+        return len(expired[:limit])
+
+    def put_ranking(
+        self,
+        name: str,
+        ranking: Ranking,
+        *,
+        expected: Mapping[str, int | None] | None = None,
+        stored: float | None = None,
+    ) -> StoredRanking:
+        last = self.ranking(name)
+        if name in (expected or {}) and (expected or {})[name] != (last.version if last else None):
+            raise VersionConflict(name, "Ranking")
+        if last and last.ranking == ranking:
+            return last
+        with self._transaction() as draft:
+            draft.revision += 1
+            new = StoredRanking(name=name, version=draft.revision, stored=stored or time.time(), ranking=ranking)
+            draft.rankings[name, draft.revision] = new
+        return new
+
+    def delete_ranking(self, name: str, *, expected: Mapping[str, int | None] | None = None) -> bool:
+        last = self.ranking(name)
+        if name in (expected or {}) and (expected or {})[name] != (last.version if last else None):
+            raise VersionConflict(name, "Ranking")
+        if last:
+            with self._transaction() as draft:
+                draft.revision += 1
+                draft.rankings = {key: value for key, value in draft.rankings.items() if key[0] != name}
+        return last is not None
 
     def set_index(self, bundle: int, name: str | None, revision: int) -> None:
         with self._transaction() as draft:
@@ -299,6 +337,16 @@ class MemoryStore:
                 image = ImageContent(name, digest, vectors, _sha256(thumbnail) if hashed else thumbnail)
                 found.setdefault(item_id, []).append(image)
         return found
+
+    def ranking(self, name: str, version: int | None = None) -> StoredRanking | None:
+        return next((one for one in self.ranking_versions(name) if version in (None, one.version)), None)
+
+    def rankings(self) -> list[StoredRanking]:
+        return [found for name in sorted({name for name, _ in self.data.rankings}) if (found := self.ranking(name))]
+
+    def ranking_versions(self, name: str | None = None) -> list[StoredRanking]:
+        found = [one for one in self.data.rankings.values() if name in (None, one.name)]
+        return sorted(found, key=lambda one: (one.name, -one.version))
 
     def _rows(self, bundle: int) -> list[FullImageRow]:
         rows = []
@@ -510,6 +558,10 @@ class MemoryBuiltIndex:
 
     def segment(self, filter: Filter | None) -> MemorySegment:
         return MemorySegment([pair for pair in self.rows if filter is None or filter.matches(pair[1].attributes)])
+
+    def newest_expiry(self, instant: int) -> int | None:
+        expiries = (expiry_of(item.attributes) for _, item in self.rows)
+        return max((expiry for expiry in expiries if expiry is not None and expiry <= instant), default=None)
 
     def facets(
         self, count: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.gallery import Gallery, IndexStats
+from index.gallery.expiry import current_instant, is_expired
 from index.gallery.filters import Filter
 from index.gallery.types import Hit, Item, NewImage
 
@@ -62,6 +63,17 @@ class ReferenceGallery:
         for image_id in image_ids:
             self.images.get(item_id, {}).pop(image_id, None)
 
+    def shown(self, item_id: str) -> Item | None:
+        """Returns an item that exists and has not expired."""
+        item = self.items.get(item_id)
+        return None if item is None or is_expired(item.attributes, current_instant()) else item
+
+    def delete_expired(self) -> bool:
+        """Removes what has expired; returns whether something has."""
+        expired = [item_id for item_id in self.items if not self.shown(item_id)]
+        self.delete(expired)
+        return bool(expired)
+
     def scores(self, item_id: str, queries: NDArray[np.float32]) -> dict[str, float]:
         """Returns image id to its cosine with the nearest query."""
         return {
@@ -73,11 +85,11 @@ class ReferenceGallery:
     def search(
         self, queries: NDArray[np.float32], *, filter: Filter | None = None, exclude: Sequence[str] = ()
     ) -> list[Expected]:
-        """Returns all items that match, best first."""
+        """Returns all items that match and have not expired, best first."""
         found = [
             Expected(item.id, round(max(scores.values()), 6))
-            for item in self.items.values()
-            if item.id not in exclude and (filter is None or filter.matches(item.attributes))
+            for item in map(self.shown, self.items)
+            if item and item.id not in exclude and (filter is None or filter.matches(item.attributes))
             if (scores := self.scores(item.id, queries))
         ]
         return sorted(found, key=lambda expected: -expected.score)

@@ -101,3 +101,36 @@ def test_a_cursor_is_bound_to_vectors_filter_and_bounds() -> None:
     assert hash_query(vectors, wanted, 0.5, ["a", "b"]) == hash_query(vectors, wanted, 0.5, ["b", "a", "a"])
     with pytest.raises(SearchError, match="another search"):
         decode_cursor(VALID, bytes(9))
+
+
+key_sets = st.frozensets(st.integers(0, 2**63 - 1), max_size=40)
+
+
+@given(
+    seen=key_sets,
+    returned=key_sets,
+    after=st.none() | st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**63 - 1)),
+    pinned=st.integers(0, 50),
+    time=st.integers(0, 2**40),
+)
+def test_a_cursor_of_a_ranked_search_survives(
+    seen: frozenset[int], returned: frozenset[int], after: tuple[int, int] | None, pinned: int, time: int
+) -> None:
+    start = PageStart(seen, after, returned, pinned, time)
+    assert decode_cursor(encode_cursor(start, HASH), HASH) == start
+
+
+def test_a_cursor_of_a_ranked_search_is_bounded() -> None:
+    spread = [number * 2**53 for number in range(1001)]
+    largest = PageStart(frozenset(spread[:500]), (-1, 2**60), frozenset(spread[500:1000]), 50, 2**40)
+    assert len(encode_cursor(largest, HASH)) <= MAX_CURSOR_LENGTH
+    assert decode_cursor(encode_cursor(largest, HASH), HASH) == largest
+    with pytest.raises(SearchError, match="Too many items changed"):
+        encode_cursor(largest._replace(returned=frozenset(spread[500:])), HASH)
+
+
+def test_a_cut_cursor_of_a_ranked_search_is_refused() -> None:
+    cursor = encode_cursor(PageStart(frozenset([3, 9]), None, frozenset([700, 5]), 1, 99), HASH)
+    for end in range(len(cursor)):
+        with pytest.raises(SearchError):
+            decode_cursor(cursor[:end], HASH)

@@ -16,6 +16,8 @@ MUG: dict[str, Attribute] = {
     "stock": 1,
     "sale": True,
     "since": "2024-05-01",
+    "sizes": ("S", "M", 38, "1"),
+    "launched": ("2026-11-19T10:00:00+02:00", "soon"),
 }
 
 
@@ -40,6 +42,23 @@ MUG: dict[str, Attribute] = {
         {"not": {"not": {"category": "mug"}}},
         {"not": [{"brand": "Acme"}, {"colour": "no such colour"}]},
         {"category": "mug", "not": {"price": {"gt": 7.5}}},
+        {"sizes": "M"},
+        {"sizes": ["XL", 38.0]},
+        {"sizes": {"all": ["S", "M"]}},
+        {"sizes": {"all": ["S", 38, "S"]}},
+        {"colour": {"all": ["red"]}},
+        {"sizes": {"gt": "L", "lt": "N"}},
+        {"sizes": {"gte": 38}},
+        {"sizes": {"exists": True}},
+        {"not": {"sizes": {"all": ["S", "XL"]}}},
+        {"any": [{"colour": "blue"}, {"price": {"lt": 8}}]},
+        {"category": "mug", "any": [{"colour": "red", "price": 1}, {"not": {"brand": "Acme"}}]},
+        {"any": [{"any": [{"colour": "blue"}, {"sizes": "S"}]}]},
+        {"not": {"any": [{"colour": "blue"}, {"price": 1}]}},
+        {"since": {"gte": "2024-05-01T02:00:00+02:00", "lte": "2024-05-01T00:00:00Z"}},
+        {"since": {"lt": "2024-05-01 00:00:00.000001"}},
+        {"launched": {"gte": "2026-11-19T08:00Z", "lt": "2026-11-20"}},
+        {"launched": {"gte": "s"}},
     ],
 )
 def test_a_matching_filter(document: dict[str, object]) -> None:
@@ -68,6 +87,23 @@ def test_a_matching_filter(document: dict[str, object]) -> None:
         {"not": {"category": "mug"}},
         {"not": [{"brand": "Acme"}, {"category": "mug"}]},
         {"category": "mug", "not": {"price": {"lt": 8}}},
+        {"sizes": "38"},
+        {"sizes": 1},
+        {"sizes": {"all": ["S", "XL"]}},
+        {"colour": {"all": ["red", "blue"]}},
+        {"brand": {"all": ["Acme"]}},
+        {"sizes": {"gt": "M", "lt": "S"}},
+        {"sizes": {"lt": 38}},
+        {"sizes": {"exists": False}},
+        {"not": {"sizes": "S"}},
+        {"any": [{"colour": "blue"}, {"price": {"gt": 8}}]},
+        {"category": "plate", "any": [{"colour": "red"}]},
+        {"any": [{"colour": "red"}], "not": {"any": [{"price": 1}, {"sizes": 38}]}},
+        {"since": {"gt": "2024-05-01T00:00:00Z"}},
+        {"since": {"lt": "2024-05-01T02:00+02:00"}},
+        {"category": {"gte": "0001-01-01"}},
+        {"launched": {"gt": "2026-11-19T08:00Z"}},
+        {"since": "2024-05-01T00:00:00Z"},
     ],
 )
 def test_a_filter_that_does_not_match(document: dict[str, object]) -> None:
@@ -113,6 +149,22 @@ def nested(times: int) -> dict[str, Any]:
         ({"price": {"gte": 5, "gt": 5}}, "filter.price has both `gte` and `gt`.", "Keep one"),
         ({"price": {"lte": 5, "lt": 5}}, "filter.price has both `lte` and `lt`.", "Keep one"),
         ({"sale": {"gte": True}}, "filter.sale.gte is true, which has no order.", "a number or a string"),
+        ({"price": {"gte": "2026-11-19", "lt": "5"}}, 'mixes a date and another text: gte "2026-11-19"', "two dates"),
+        ({"price": {"gte": "2026-11-19", "lt": "2026-02-30"}}, 'lt "2026-02-30".', "two dates"),
+        ({"price": {"gte": "2026-11-19", "lt": 5}}, "mixes a number and a string", "two numbers or two strings"),
+        ({"sizes": {"all": "S"}}, 'filter.sizes.all is "S", not a list.', '{"all": ["S", "M"]}'),
+        ({"sizes": {"all": []}}, "filter.sizes.all is an empty list", "Add a value"),
+        ({"sizes": {"all": ["S", None]}}, "filter.sizes.all[1] is null.", "exists"),
+        ({"sizes": {"all": ["S"], "gte": 5}}, "filter.sizes combines `all`", "alone"),
+        ({"any": {"a": 1}}, "filter.any is an object, not a list of filters.", "List filters"),
+        ({"any": "red"}, 'filter.any is "red", not a list of filters.', "List filters"),
+        ({"any": []}, "filter.any is an empty list, which no item matches.", "Add filters"),
+        ({"any": [{"a": 1}, {}]}, "filter.any[1] is {}, which matches every item.", "a condition"),
+        ({"any": [{"a": 1}, "b"]}, 'filter.any[1] is "b", not an object.', '{"colour": "red"}'),
+        ({"any": [{"a": None}]}, "filter.any[0].a is null.", "exists"),
+        ({"any": [{"a": 1}] * (MAX_CONDITIONS + 1)}, "filter.any has 65 filters", "Use fewer"),
+        ({"any": [{"a": 1}, {str(n): n for n in range(MAX_CONDITIONS)}]}, "filter.any[1].63 exceeds", "Use fewer"),
+        ({"any": [{"a": 1}, {"sku": {"all": list(range(MAX_VALUES))}}]}, "sku.all[999] exceeds", "Use fewer"),
         ({"sale": {"exists": 1}}, "filter.sale.exists is 1.", "true or false"),
         ({"sale": {"exists": True, "gte": 1}}, "filter.sale combines `exists`", "alone"),
         ({"price": float("nan")}, "filter.price is NaN.", "finite"),
@@ -123,6 +175,7 @@ def nested(times: int) -> dict[str, Any]:
         ({"x" * (MAX_NAME_LENGTH + 1): 1}, 'filter has the attribute name "xxx', "1 to 256"),
         ({"not": {1: 1}}, "filter.not has the attribute name 1", "a string"),
         (nested(MAX_DEPTH + 1), "nested deeper than 8 times", "fewer"),
+        ({"any": [nested(MAX_DEPTH)]}, "nested deeper than 8 times", "fewer"),
         ({str(n): n for n in range(MAX_CONDITIONS + 1)}, "filter.64 exceeds the limit of 64 conditions", "Use fewer"),
         ({"a": 1, "not": {str(n): n for n in range(MAX_CONDITIONS)}}, "filter.not.63 exceeds", "Use fewer"),
         ({"sku": list(range(MAX_VALUES + 1))}, "filter.sku[1000] exceeds the limit of 1,000 values", "Use fewer"),
@@ -157,6 +210,10 @@ def test_filters_at_the_limits_are_valid() -> None:
         ({"not": {"a": [1, 2]}}, {"not": {"a": [2, 1]}}),
         ({"not": [{"a": 1}, {"b": 2}, {"a": 1}]}, {"not": [{"b": 2}, {"a": 1}]}),
         ({"not": [{"a": 1}]}, {"not": {"a": 1}}),
+        ({"a": {"all": ["x", "y", "x"]}}, {"a": {"all": ["y", "x"]}}),
+        ({"a": {"all": [1]}}, {"a": 1.0}),
+        ({"any": [{"a": 1}, {"b": 2}, {"a": 1}]}, {"any": [{"b": 2}, {"a": 1}]}),
+        ({"a": {"gte": "2026-11-19"}}, {"a": {"gte": "2026-11-19T01:00:00+01:00"}}),
     ],
 )
 def test_filters_that_mean_the_same_are_equal(one: dict[str, object], other: dict[str, object]) -> None:
@@ -174,6 +231,11 @@ def test_filters_that_mean_the_same_are_equal(one: dict[str, object], other: dic
         ({"a": {"gte": 1}}, {"a": {"gt": 1}}),
         ({"a": {"exists": True}}, {"a": {"exists": False}}),
         ({}, {"a": 1}),
+        ({"a": {"all": ["x", "y"]}}, {"a": ["x", "y"]}),
+        ({"any": [{"a": 1}, {"b": 2}]}, {"a": 1, "b": 2}),
+        ({"any": [{"a": 1}, {"b": 2}]}, {"not": [{"a": 1}, {"b": 2}]}),
+        ({"a": {"gte": "2026-11-19"}}, {"a": {"gte": "2026-11-19T01:00:00"}}),
+        ({"a": "2026-11-19"}, {"a": "2026-11-19T00:00:00Z"}),
     ],
 )
 def test_filters_that_mean_different_things_are_not_equal(one: dict[str, object], other: dict[str, object]) -> None:
@@ -184,4 +246,17 @@ def test_the_document_of_a_filter_is_canonical() -> None:
     given = {"b": [True, "x", 2.0, "x"], "a": {"lt": 5.5, "gte": 1.0}, "c": ["y"], "not": {"d": {"exists": True}}}
     document = Filter.parse(given).document
     assert document == {"a": {"gte": 1, "lt": 5.5}, "b": [True, 2, "x"], "c": "y", "not": {"d": {"exists": True}}}
+    assert Filter.parse(json.loads(json.dumps(document))) == Filter.parse(given)
+
+
+def test_the_document_of_lists_alternatives_and_dates_is_canonical() -> None:
+    given = {
+        "any": [{"b": 1}, {"a": {"all": ["y", 1, "x", 1.0]}}],
+        "since": {"lt": "2026-11-19T12:30:00.5+02:00", "gte": "2026-11-18T00:00Z"},
+    }
+    document = Filter.parse(given).document
+    assert document == {
+        "any": [{"a": {"all": [1, "x", "y"]}}, {"b": 1}],
+        "since": {"lt": "2026-11-19T10:30:00.500000Z", "gte": "2026-11-18T00:00:00Z"},
+    }
     assert Filter.parse(json.loads(json.dumps(document))) == Filter.parse(given)

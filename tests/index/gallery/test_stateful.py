@@ -35,6 +35,9 @@ attributes: st.SearchStrategy[dict[str, Attribute]] = st.fixed_dictionaries(
         "colour": st.sampled_from(["red", "green", "blue"]),
         "price": st.sampled_from([0, 1, 2.5, 10]),
         "sale": st.booleans(),
+        "sizes": st.sampled_from(["S", ("S", "M"), ("M", "L", 38), (36, 38)]),
+        "since": st.sampled_from(["2026-11-19", "2026-11-19T01:00+02:00", "soon", ("2026-01-01", "2027-01-01")]),
+        "expires_at": st.sampled_from(["2020-01-01T00:00:00Z", "2020-06-01T00:00:00Z", "2100-01-01T00:00:00Z"]),
     },
 )
 items = st.builds(Item, id=st.sampled_from(ITEMS), title=st.sampled_from(["", "A title"]), attributes=attributes)
@@ -54,6 +57,11 @@ documents = st.sampled_from(
         {"sale": {"exists": False}},
         {"not": {"colour": "green"}},
         {"sale": True, "not": {"price": 0}},
+        {"sizes": ["M", 36]},
+        {"sizes": {"all": ["M", 38]}},
+        {"not": {"sizes": {"gt": 36}}},
+        {"since": {"lt": "2026-11-19T00:00Z"}},
+        {"any": [{"sizes": "S", "colour": "red"}, {"not": {"since": {"gte": "2026-01-02", "lt": "2026-12-31"}}}]},
     ]
 )
 filters = st.none() | documents.map(Filter.parse)
@@ -96,7 +104,7 @@ class History(RuleBasedStateMachine):
     def begin(self, first: list[tuple[Item, list[NewImage]]], compacted: bool) -> None:
         self.upsert(first)
         if compacted:
-            self.writer.compact()
+            self.compact(rebuild=False, other=False)
 
     @rule(batch=st.lists(entries, min_size=1, max_size=4))
     def upsert(self, batch: list[tuple[Item, list[NewImage]]]) -> None:
@@ -129,7 +137,10 @@ class History(RuleBasedStateMachine):
 
     @rule(rebuild=st.booleans(), other=st.booleans())
     def compact(self, rebuild: bool, other: bool) -> None:
-        report = (self.reader if other else self.writer).compact(rebuild=rebuild)
+        compacting = self.reader if other else self.writer
+        report = compacting.compact(rebuild=rebuild)
+        if self.reference.delete_expired():
+            self.acknowledge(compacting.stats().revision)
         assert (report is None) == (not any(self.reference.images.values()))
 
     @rule()
@@ -159,7 +170,7 @@ class History(RuleBasedStateMachine):
     @rule(data=st.data(), item_id=st.sampled_from(ITEMS), top=tops, wanted=filters)
     def search_item(self, data: st.DataObject, item_id: str, top: int, wanted: Filter | None) -> None:
         min_score, exclude = self.bounds(data)
-        if not self.reference.images.get(item_id):
+        if not self.reference.images.get(item_id) or not self.reference.shown(item_id):
             with pytest.raises(ItemMissing):
                 self.reader.search_item(item_id)
             return
@@ -184,21 +195,21 @@ class History(RuleBasedStateMachine):
                 break
             assert len(found.hits[0]) == size
             if compact_between and len(hits) == size:
-                self.writer.compact()
+                self.compact(rebuild=False, other=False)
         self.reference.check(hits, query[None], top=1000, filter=wanted)
 
     @rule(wanted=filters, item_id=st.sampled_from(ITEMS))
     def read(self, wanted: Filter | None, item_id: str) -> None:
         for gallery in (self.writer, self.reader):
             stored = gallery.get_item(item_id)
-            assert (stored.item if stored else None) == self.reference.items.get(item_id)
+            assert (stored.item if stored else None) == self.reference.shown(item_id)
             assert gallery.digests(item_id, BUNDLE) == {
                 name: image.digest for name, image in self.reference.images.get(item_id, {}).items()
             }
             matching = [
                 item
-                for _, item in sorted(self.reference.items.items())
-                if not wanted or wanted.matches(item.attributes)
+                for item in map(self.reference.shown, sorted(self.reference.items))
+                if item and (not wanted or wanted.matches(item.attributes))
             ]
             assert gallery.scan(filter=wanted).items == matching
             stats = gallery.stats()
@@ -216,7 +227,7 @@ class FullHistory(History):
     def fill(self) -> None:
         views = list(zip(ITEMS, VECTORS[:12], VECTORS[12:], strict=True))
         self.upsert([(Item(id=name), [photo("front", one), photo("back", two)]) for name, one, two in views])
-        self.writer.compact()
+        self.compact(rebuild=False, other=False)
 
 
 def histories(examples: int, steps: int) -> settings:

@@ -27,7 +27,7 @@ def test_the_command_line_has_the_options_of_the_model() -> None:
         parameter = PARAMETERS[name]
         assert parameter.help == field.description
         assert name == "source" or parameter.opts == [
-            "--" + ("column" if name == "columns" else name.replace("_", "-"))
+            "--" + {"columns": "column", "lists": "list"}.get(name, name.replace("_", "-"))
         ]
 
 
@@ -74,6 +74,15 @@ def test_queries_are_measured_with_or_without_an_expected_recall(model: type[Com
     assert model.model_validate({**required, "queries": "q.csv", "expect_recall": 0.5}).expect_recall == 0.5
 
 
+@pytest.mark.parametrize("model", [ReindexOptions, JobBody])
+@pytest.mark.parametrize("text", ["sizes", "=|", "sizes="])
+def test_a_list_without_a_separator_is_rejected(model: type[CommonOptions], text: str) -> None:
+    required = REQUIRED if model is ReindexOptions else {"source": "shop"}
+    with pytest.raises(ValidationError, match="NAME=SEPARATOR"):
+        model.model_validate({**required, "lists": [text]})
+    assert model.model_validate({**required, "lists": ["sizes=="]}).lists == {"sizes": "="}
+
+
 @pytest.mark.parametrize("text", ["item_id", "=sku", "item_id="])
 def test_a_column_that_maps_nothing_is_rejected(text: str) -> None:
     with pytest.raises(ValidationError, match="NAME=COLUMN"):
@@ -82,7 +91,14 @@ def test_a_column_that_maps_nothing_is_rejected(text: str) -> None:
 
 def test_options_survive_the_file_that_hands_them_to_a_process() -> None:
     options = ReindexOptions.model_validate(
-        {**REQUIRED, "columns": ["item_id=sku"], "attributes": "a,b", "max_delete": 0, "rejects": Path("bad.csv")}
+        {
+            **REQUIRED,
+            "columns": ["item_id=sku"],
+            "attributes": "a,b",
+            "lists": ["a=|"],
+            "max_delete": 0,
+            "rejects": Path("bad.csv"),
+        }
     )
     assert ReindexOptions.model_validate_json(options.model_dump_json()) == options
 

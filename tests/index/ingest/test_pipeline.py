@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from index.embedding.bundle import Bundle
-from index.embedding.embedder import Embedder, Pixels
+from index.embedding.embedder import Embedder
+from index.embedding.gpu_sessions import Pixels
 from index.embedding.images import decode, load_pixels
 from index.errors import LookalikeError
 from index.gallery import Gallery, open_gallery
@@ -71,6 +72,26 @@ def test_changed_attributes_are_stored_without_embedding(tmp_path: Path, bundle:
     gallery.close()
     assert stored is not None
     assert stored.item.attributes == {"category": "ball", "colour": "red", "brand": "Huge", "price": 4.5}
+
+
+def test_photos_of_expired_items_are_not_embedded_until_the_items_come_back(tmp_path: Path, bundle: Path) -> None:
+    folder = write_tiny_folder(tmp_path / "photos", views=1)
+    photos = sorted(folder.rglob("*.jpg"))
+    address, table = tmp_path / "gallery", folder / "t.csv"
+
+    def run(*expiries: str) -> tuple[JobRecord, list[str]]:
+        lines = [f"{n},{photos[n].relative_to(folder)},{expiry}\n" for n, expiry in enumerate(expiries)]
+        table.write_text("item_id,image,expires_at\n" + "".join(lines))
+        record = index_source(table, gallery=address, bundle=bundle)
+        with open_gallery(address) as gallery:
+            return record, [item.id for item in gallery.scan().items]
+
+    record, found = run("", "2020-01-01", "2100-01-01")
+    assert (record.state, record.embedded, record.unchanged, found) == ("done", 2, 1, ["0", "2"])
+    record, found = run("", "", "2020-01-01")
+    assert (record.embedded, record.unchanged, found) == (1, 2, ["0", "1"])
+    record, found = run("", "", "")
+    assert (record.embedded, record.unchanged, found) == (0, 3, ["0", "1", "2"])
 
 
 def test_the_first_row_of_an_item_describes_it_in_every_run(tmp_path: Path, bundle: Path) -> None:

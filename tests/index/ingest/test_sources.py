@@ -15,11 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from index.embedding.images import ImageError, Region
 from index.errors import LookalikeError
 from index.ingest.sources import BadRow, Source, SourceImage, SourceSummary
 from index.items import Attribute, Item
 from tests.support.tiny_gallery import write_tiny_folder
 
+MIXED = "Attribute 'sizes' has 2 numbers and 2 texts, such as 'M': a filter compares values of one type only."
 PHOTO = b"the bytes of a photo"
 
 
@@ -117,12 +119,69 @@ def test_a_csv_gives_back_what_was_written(tmp_path: Path, rows: list[tuple[dict
         ("9007199254740993", "9007199254740993"),
         ("12345678901234567890", "12345678901234567890"),
         ("yes", "yes"),
+        ('["S", "M", 38, true]', ("S", "M", 38, True)),
+        ("[1.0, 1]", (1.0,)),
+        ("[S, M]", "[S, M]"),
+        ('[["S"], null]', '[["S"], null]'),
+        ("[" * 2_000 + "]", "[" * 2_000 + "]"),
     ],
 )
-def test_a_csv_cell_becomes_a_number_only_where_nothing_is_lost(tmp_path: Path, cell: str, value: Attribute) -> None:
+def test_a_csv_cell_becomes_a_number_or_a_list_only_where_nothing_is_lost(
+    tmp_path: Path, cell: str, value: Attribute
+) -> None:
     table = write_csv(tmp_path / "t.csv", [{"item_id": "1", "image": "a.jpg", "x": cell, "empty": ""}])
     (found,) = attributes(Source([table]))
     assert found == {"x": value} and type(found["x"]) is type(value)
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_every_format_has_attributes_of_several_values(tmp_path: Path, suffix: str) -> None:
+    rows = [
+        {"item_id": "a", "image": "1.jpg", "sizes": ["S", "M", "S"]},
+        {"item_id": "b", "image": "2.jpg", "sizes": []},
+    ]
+    is_text = suffix == ".csv"
+    written = [{**row, "sizes": json.dumps(row["sizes"])} for row in rows] if is_text else rows
+    table = WRITERS[suffix](tmp_path / f"t{suffix}", written)
+    assert attributes(Source([table])) == [{"sizes": ("S", "M")}, {}]
+    separated = [{**row, "sizes": "38| M ||38", "note": "a|b"} for row in rows]
+    table = WRITERS[suffix](tmp_path / f"u{suffix}", separated)
+    source = Source([table], lists={"sizes": "|"})
+    assert source.check().warnings == ((MIXED,) if is_text else ())
+    assert attributes(source) == [{"sizes": (38, "M") if is_text else ("38", "M"), "note": "a|b"}] * 2
+
+
+def test_nulls_within_lists_are_left_out_and_other_values_converted(tmp_path: Path) -> None:
+    days = [date(2026, 5, 4), None, date(2026, 5, 5)]
+    table = pyarrow.table({"item_id": [1], "image": ["a"], "days": [days], "none": [[float("nan"), None]]})
+    parquet.write_table(table, tmp_path / "t.parquet")
+    assert attributes(Source([tmp_path / "t.parquet"])) == [{"days": ("2026-05-04", "2026-05-05")}]
+
+
+def test_an_item_expires_at_the_time_in_its_column(tmp_path: Path) -> None:
+    row = {"item_id": "a", "image": "1.jpg", "colour": "red"}
+    table = write_csv(tmp_path / "t.csv", [{**row, "expires_at": "2026-11-19T12:00+02:00"}, {**row, "expires_at": ""}])
+    source = Source([table], attributes=["colour"])
+    assert source.check().warnings == () and [image.item.expires_at for image in source] == [
+        "2026-11-19T10:00:00Z",
+        None,
+    ]
+    times = [datetime(2026, 11, 19, tzinfo=UTC), None]
+    parquet.write_table(
+        pyarrow.table({"item_id": ["a", "b"], "image": ["1", "2"], "until": times}), tmp_path / "t.parquet"
+    )
+    found = Source([tmp_path / "t.parquet"], columns={"expires_at": "until"})
+    assert [image.item.expires_at for image in found] == ["2026-11-19T00:00:00Z", None]
+    assert attributes(found)[1] == {}
+    table = write_csv(tmp_path / "u.csv", [{**row, "expires_at": "soon"}])
+    with pytest.raises(LookalikeError, match=r"line 2: expires_at must be a date, or .* \(got 'soon'\)"):
+        Source([table]).check()
+
+
+def test_an_attribute_that_no_row_has_cannot_be_a_list(tmp_path: Path) -> None:
+    table = write_csv(tmp_path / "t.csv", [{"item_id": "a", "image": "1.jpg", "sizes": "S"}])
+    with pytest.raises(LookalikeError, match="No row has an attribute 'size'; there are sizes"):
+        Source([table], lists={"size": "|"}).check()
 
 
 def test_json_lines_may_list_images_and_nest_attributes(tmp_path: Path) -> None:
@@ -193,7 +252,11 @@ def test_several_addresses_patterns_and_folders_are_one_source(tmp_path: Path) -
         ("t.csv", b"item_id,image\n1,\xff\n", "utf-8"),
         ("t.jsonl", '\n{"item_id": 2\n', "line 2: not valid JSON"),
         ("t.jsonl", '{"sku": 1, "image": "a"}\n', "line 1: no value for 'item_id', only for sku, image"),
-        ("t.jsonl", '{"item_id": "1", "image": "a", "size": [1]}\n', r"line 1: attributes.size .* text, a number"),
+        (
+            "t.jsonl",
+            '{"item_id": "1", "image": "a", "size": [{}]}\n',
+            r"line 1: attributes.size\[0\] .* text, a number",
+        ),
         ("t.jsonl", '{"item_id": "1", "image": "a", "x": 1, "attributes": {"x": 2}}\n', "'x' is both a column and"),
         ("t.jsonl", '{"item_id": "1", "image": ["a", "b"], "image_id": "c"}\n', "line 1: image_id: 1 for 2 images"),
         ("t.jsonl", '{"item_id": "\\ud800", "image": "a"}\n', "line 1: id"),
@@ -308,6 +371,97 @@ def test_a_long_table_is_read_in_constant_memory(tmp_path: Path) -> None:
     assert peak(5_000) < 2 * peak(200) + 100_000
 
 
+def test_photos_without_a_folder_of_their_item_are_explained(tmp_path: Path) -> None:
+    (tmp_path / "mug.jpg").write_bytes(PHOTO)
+    with pytest.raises(LookalikeError, match=r"no images of items.*one folder per item, as in photos/mug-01/front.jpg"):
+        Source([tmp_path]).check()
+
+
 def test_a_folder_with_one_folder_per_item_is_a_source(tmp_path: Path) -> None:
     images = list(Source([write_tiny_folder(tmp_path / "photos", views=2)]))
     assert len(images) == 16 and images[0].item.id == "blue" and images[0].image_id == "0.jpg"
+
+
+PRODUCT = "Handle,Title,Vendor,Image Src,Variant Price,Status\nmug,Mug,Potter,mug.jpg,9.50,active\n"
+
+
+def test_a_feed_gives_items_with_typed_attributes(tmp_path: Path) -> None:
+    (tmp_path / "products.csv").write_text(PRODUCT)
+    item = Item(
+        id="mug",
+        title="Mug",
+        attributes={"item_group_id": "mug", "brand": "Potter", "price": 9.5, "availability": "in_stock"},
+    )
+    source = Source([tmp_path / "products.csv"])
+    assert list(source) == [SourceImage(item, "mug.jpg", str(tmp_path / "mug.jpg"), str(tmp_path))]
+    kept = Source([tmp_path / "products.csv"], attributes=["price"])
+    assert [image.item.attributes for image in kept] == [{"price": 9.5}]
+
+
+def test_a_feed_is_a_plain_table_if_the_columns_that_are_mapped_are_in_it(tmp_path: Path) -> None:
+    table = tmp_path / "products.csv"
+    table.write_text(PRODUCT)
+    plain = Source([table], columns={"item_id": "Handle", "image": "Image Src"})
+    assert [image.item.attributes["Vendor"] for image in plain] == ["Potter"]
+    feed = Source([table], columns={"item_id": "brand"})
+    assert [image.item.id for image in feed] == ["Potter"]
+    with pytest.raises(LookalikeError, match="no column 'item_id' and no 'image'; it has Handle"):
+        Source([table], format="table").check()
+
+
+def test_what_a_feed_leaves_out_is_a_warning(tmp_path: Path) -> None:
+    table = tmp_path / "products.csv"
+    table.write_text(f"{PRODUCT}plate,Plate,Potter,plate.jpg,9.50,draft\n")
+    for source in (Source([table]), Source([table])):
+        summary = source.check()
+        assert summary.warnings == (f"{table}: 1 product not published, drafts or archived: left out.",)
+        assert (summary.rows, summary.images) == (1, 1)
+
+
+def test_bad_entries_of_a_feed_are_bad_rows_with_their_item(tmp_path: Path) -> None:
+    feed = tmp_path / "feed.txt"
+    feed.write_text(f"id\timage_link\ttitle\n1\t1.jpg\tM\n2\t\tM\n3\t3.jpg\t{'x' * 1001}\n")
+    first, second, third = Source([feed]).rows()
+    assert isinstance(first, SourceImage)
+    assert second == BadRow(f"{feed}, line 3", "no value for 'image_link'", "2")
+    assert isinstance(third, BadRow)
+    assert (third.item_id, third.where) == ("3", f"{feed}, line 4")
+    assert "title" in third.problem
+
+
+def test_regions_of_photos_are_kept(tmp_path: Path) -> None:
+    table = tmp_path / "import.csv"
+    table.write_text('gs://shop/1.jpg,a,s,p,toys-v2,,,"0.1,0.1,0.5,0.5"\ngs://shop/1.jpg,b,s,p,toys-v2\n')
+    images = list(Source([table], mirrors={"gs://shop": str(tmp_path)}))
+    assert [(image.image_id, image.place, image.region) for image in images] == [
+        ("a", str(tmp_path / "1.jpg"), Region(0.1, 0.1, 0.5, 0.5)),
+        ("b", str(tmp_path / "1.jpg"), None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        ("https://cdn.example/m/a%20b/1.jpg?v=2#top", "{root}/copies/a b/1.jpg"),
+        ("https://cdn.example/media/1.jpg", "https://cdn.example/media/1.jpg"),
+        ("gs://shop/a%20b.jpg", "{root}/copies/a%20b.jpg"),
+        ("gs://shop-2/1.jpg", "gs://shop-2/1.jpg"),
+        ("1.jpg", "{root}/1.jpg"),
+    ],
+)
+def test_copies_of_photos_are_read_instead_of_their_addresses(tmp_path: Path, value: str, place: str) -> None:
+    table = write_csv(tmp_path / "t.csv", [{"item_id": "a", "image": value}])
+    copies = str(tmp_path / "copies")
+    (image,) = Source([table], mirrors={"https://cdn.example/m": copies, "gs://shop/": copies})
+    assert (image.place, image.image_id) == (place.format(root=tmp_path), value)
+
+
+def test_a_copy_is_below_the_folder_of_copies(tmp_path: Path) -> None:
+    (tmp_path / "copies").mkdir()
+    (tmp_path / "secret.jpg").write_bytes(PHOTO)
+    table = write_csv(tmp_path / "t.csv", [{"item_id": "a", "image": "gs://shop/../secret.jpg"}])
+    source = Source([table], mirrors={"gs://shop": str(tmp_path / "copies")})
+    (image,) = source
+    with pytest.raises(ImageError) as caught:
+        source.read(image)
+    assert caught.value.reason == "forbidden"

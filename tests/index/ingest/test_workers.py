@@ -12,7 +12,7 @@ from PIL import Image
 
 from index.embedding.bundle import Bundle
 from index.embedding.embedder import Embedder
-from index.embedding.images import ImageError, decode_cost, decode_for_model, digest, load_pixels
+from index.embedding.images import ImageError, Region, decode_cost, decode_for_model, digest, load_part, load_pixels
 from index.gallery.types import Item, NewImage
 from index.ingest.embedding_plan import Reject, Unchanged
 from index.ingest.sources import Source, SourceImage
@@ -61,6 +61,33 @@ def test_outcomes_and_rejects_come_in_the_order_of_the_chunk(
     for number in (1, 8, 49, 51, 99):
         expected = embedder.embed(load_pixels((photos / str(number)).read_bytes(), bundle.preprocessing)[None])[0]
         np.testing.assert_allclose(outcomes[number].vector, expected, atol=1e-6)
+
+
+def test_a_region_is_embedded_alone_and_told_apart_by_its_digest(
+    workers: LocalWorkers, bundle: Bundle, tmp_path: Path
+) -> None:
+    picture = Image.new("RGB", (400, 200), "red")
+    picture.paste("blue", (200, 0, 400, 200))
+    picture.save(tmp_path / "photo.jpg", quality=95)
+    data, place = (tmp_path / "photo.jpg").read_bytes(), str(tmp_path / "photo.jpg")
+    regions = [Region(0.5, 0, 1, 1), Region(200, 0, 400, 200, in_pixels=True), None, Region(900, 0, 910, 9, True)]
+    images = [image(n, place)._replace(region=region) for n, region in enumerate(regions)]
+    share, pixels, whole, outside = workers.submit(images, {}).result(60)
+    assert isinstance(share, NewImage) and isinstance(pixels, NewImage) and isinstance(whole, NewImage)
+    part = load_part(data, bundle.preprocessing, (0.5, 0, 1, 1))
+    expected = Embedder(bundle, threads=1).embed(part[None])[0]
+    for found in (share, pixels):
+        np.testing.assert_allclose(found.vector, expected, atol=1e-3)
+        with Image.open(io.BytesIO(found.thumbnail)) as thumbnail:
+            assert thumbnail.size[0] == thumbnail.size[1]
+            assert np.abs(np.asarray(thumbnail.convert("RGB")).mean((0, 1)) - (0, 0, 255)).max() < 20
+    assert whole.digest == digest(data)
+    assert len({whole.digest, share.digest, pixels.digest}) == 3
+    assert isinstance(outside, Reject)
+    assert outside.reason == "empty"
+    digests = (share.digest, pixels.digest, whole.digest)
+    known = {(f"item-{n}", f"image-{n}"): name for n, name in enumerate(digests)}
+    assert workers.submit(images[:3], known).result(60) == [Unchanged(f"image-{n}") for n in range(3)]
 
 
 def test_chunk_without_a_usable_photo_has_only_rejects(workers: LocalWorkers, photos: Path) -> None:

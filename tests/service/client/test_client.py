@@ -13,6 +13,7 @@ import fastapi.sse
 import pytest
 
 from index.jobs import JobRecord, JobState
+from index.rankings import Ranking, StoredRanking
 from service.auth.api_keys import KeyRing
 from service.client import AsyncClient, Client, PhotoSearch, ServiceError, ServiceUnreachable
 from service.client.calls import JobOptions, SearchOptions
@@ -107,6 +108,56 @@ def test_a_batch_mixes_photos_and_items_with_their_own_options(client: Client, t
     assert caught.value.type == "item-missing"
 
 
+def test_examples_are_combined(client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "photo.jpg"
+    file.write_bytes(tiny_photo(2, 5))
+    found = client.search_examples(
+        [
+            {"photo": file},
+            {"photo": tiny_photo(0, 3), "weight": 0.5, "box": (0, 0, 0.9, 0.9)},
+            {"item_id": "ball-green", "weight": 0.1},
+            {"item_id": "ball-cyan", "weight": -0.2},
+        ],
+        combine="best",
+        limit=2,
+        explain=True,
+    )
+    assert_type(found, SearchAnswer)
+    assert found.items[0].id == "ball-blue" and len(found.items) == 2
+    assert found.window and found.items[0].explanation
+    [alone, combined] = client.search_batch(
+        [{"item_id": "ball-red"}, {"examples": [{"item_id": "ball-red"}, {"photo": file}]}]
+    )
+    assert alone.items != combined.items and "ball-red" not in {item.id for item in combined.items}
+
+
+def test_a_ranking_is_sent_stored_and_named(client: Client) -> None:
+    rules = Ranking(pin=["ball-cyan"], diversity=0.1)
+    ranked = [
+        client.search_item("ball-red", ranking=one, explain=True).items
+        for one in (rules, {"pin": ["ball-cyan"], "diversity": 0.1})
+    ]
+    stored = client.put_ranking("home", rules, new=True)
+    assert_type(stored, StoredRanking)
+    with pytest.raises(ServiceError, match="does not match the condition"):
+        client.put_ranking("home", {}, new=True)
+    assert stored.ranking == rules and client.get_ranking("home") == stored
+    by_name = client.search_item("ball-red", ranking="home", explain=True).items
+    assert ranked[0] == ranked[1] == by_name and by_name[0].id == "ball-cyan"
+    changed = client.put_ranking("home", {"group_by": "brand"}, version=stored.version)
+    assert client.rankings() == [changed]
+    assert client.ranking_versions("home") == [changed, stored]
+    assert client.get_ranking("home", version=stored.version) == stored
+    client.delete_ranking("home", version=changed.version)
+    assert client.rankings() == []
+
+
+def test_search_all_follows_a_ranking(client: Client) -> None:
+    rules = Ranking(diversity=0.3, window=10)
+    complete = [item.id for item in client.search(tiny_photo(1, 1), ranking=rules, limit=100).items]
+    assert [item.id for item in client.search_all(tiny_photo(1, 1), ranking=rules, limit=3)] == complete
+
+
 def test_an_item_is_stored_found_changed_and_deleted(client: Client) -> None:
     name = "mug/ü 1"
     stored = client.put_item(
@@ -123,6 +174,11 @@ def test_an_item_is_stored_found_changed_and_deleted(client: Client) -> None:
     client.delete_image(name, "side")
     assert client.get_item(name).images == stored.images
     assert [item.id for item in client.scan({"kind": "mug"})] == [name]
+    several = client.patch_item(name, attributes={"tags": ["new", 5], "kind": []}, expires_at="2100-01-01")
+    assert several.attributes == {"price": 3.5, "tags": ("new", 5)}
+    assert several.expires_at == "2100-01-01T00:00:00Z"
+    assert [item.id for item in client.scan({"any": [{"tags": {"all": ["new", 5]}}, {"kind": "mug"}]})] == [name]
+    assert client.patch_item(name, expires_at=None).expires_at is None
     client.delete_item(name)
     with pytest.raises(ServiceError):
         client.get_item(name)
@@ -422,8 +478,19 @@ def test_operations_have_signatures_and_docstrings(kind: type[Client] | type[Asy
     operations = dict(inspect.getmembers(kind("http://localhost"), callable))
     public = {name: value for name, value in operations.items() if not name.startswith("_")}
     assert public.keys() == {
-        *("search", "search_item", "search_batch", "search_all", "status", "facets", "scan", "close"),
+        *(
+            "search",
+            "search_item",
+            "search_examples",
+            "search_batch",
+            "search_all",
+            "status",
+            "facets",
+            "scan",
+            "close",
+        ),
         *("get_item", "put_item", "patch_item", "delete_item", "put_image", "delete_image"),
+        *("rankings", "get_ranking", "ranking_versions", "put_ranking", "delete_ranking"),
         *("start_job", "jobs", "job", "cancel_job", "follow_job"),
     }
     assert all(inspect.getdoc(value) for value in public.values())

@@ -84,6 +84,7 @@ def test_the_gallery_the_index_and_the_model_have_metrics(fresh: httpx.Client) -
     assert (index["engine"], index["kind"]) == ("faiss", "exact") and index["name"]
     assert values["lookalike_index_revision"] == index["revision"] == gallery["revision"]
     assert (values["lookalike_index_pending_images"], values["lookalike_index_recall"]) == (0, index["recall"])
+    assert values["lookalike_index_info{device=cpu,engine=faiss,kind=exact}"] == 1
     for what in ("gallery_revision", "index"):
         assert before - 1 <= values[f"lookalike_{what}_seen_timestamp_seconds"] <= time.time()
     (bundle,) = [name for name in values if name.startswith("lookalike_bundle_info")]

@@ -164,6 +164,101 @@ def test_a_deleted_item_is_not_found_and_deleting_it_again_is_allowed(shop: http
     problem(shop.get("/v1/items/gone"), 404, "item-missing")
 
 
+# Several values
+
+
+def test_an_attribute_may_have_several_values(shop: httpx.Client) -> None:
+    attributes = {"sizes": ["S", "M", "S", 38], "tags": ["new"], "none": []}
+    put = shop.put(
+        "/v1/items/list", json={"attributes": attributes, "images": [in_json("front", coloured(80, 20, 200))]}
+    )
+    assert put.json()["attributes"] == {"sizes": ["S", "M", 38], "tags": ["new"]}
+    assert shop.get("/v1/items/list").json() == put.json()
+    assert best(shop, coloured(80, 20, 200))["attributes"] == put.json()["attributes"]
+    again = shop.put("/v1/items/list", json={"attributes": attributes})
+    assert again.json()["version"] == put.json()["version"]
+    patched = shop.patch("/v1/items/list", json={"attributes": {"sizes": ["L"], "tags": []}}).json()
+    assert patched["attributes"] == {"sizes": ["L"]}
+
+
+def test_lists_are_searched_by_any_and_all_of_their_values_in_every_form(shop: httpx.Client) -> None:
+    photo = coloured(200, 120, 10)
+    sizes = {"one": ["S", "M"], "two": ["M", "L"], "three": "M", "four": 38}
+    for name, value in sizes.items():
+        body = {"attributes": {"cut": value, "since": f"2026-11-{10 + len(name)}"}, "images": [in_json("front", photo)]}
+        assert shop.put(f"/v1/items/cut-{name}", json=body).status_code == 201
+    filters: list[tuple[dict[str, Any], list[str]]] = [
+        ({"cut": "M"}, ["one", "three", "two"]),
+        ({"cut": ["S", 38]}, ["four", "one"]),
+        ({"cut": {"all": ["M", "L"]}}, ["two"]),
+        ({"any": [{"cut": "S"}, {"cut": {"gte": 38}}]}, ["four", "one"]),
+        ({"cut": {"exists": True}, "not": {"any": [{"cut": "L"}, {"cut": "S"}]}}, ["four", "three"]),
+        ({"since": {"gte": "2026-11-14T01:00:00+02:00", "lt": "2026-11-15"}}, ["four"]),
+    ]
+    for wanted, expected in filters:
+        text = json.dumps(wanted)
+        answers = [
+            shop.post("/v1/search", json={"image": base64.b64encode(photo).decode(), "filter": wanted}),
+            shop.post("/v1/search", params={"filter": text}, files={"image": photo}),
+            shop.post("/v1/search", data={"filter": text}, files={"image": photo}),
+            shop.get("/v1/items", params={"filter": text}),
+        ]
+        for answer in answers:
+            found = [item["id"].removeprefix("cut-") for item in answer.json()["items"]]
+            assert sorted(found) == expected, (wanted, answer.text)
+    assert problem(shop.get("/v1/items", params={"filter": '{"any": []}'}), 422, "filter-invalid")
+
+
+def test_facets_count_an_item_for_each_of_its_values(tmp_path: Path) -> None:
+    bundle = make_tiny_bundle(tmp_path / "bundle")
+    address = make_tiny_gallery(tmp_path / "gallery", bundle)
+    with open_gallery(address) as gallery:
+        for number, item in enumerate(gallery.scan().items):
+            sizes = ("S", "M") if number % 2 else ("M", 38)
+            gallery.upsert([(item.model_copy(update={"attributes": {"sizes": sizes, "n": number}}), [])], "")
+        gallery.compact()
+    with serving(Settings(gallery=address)) as shop:
+        facet = shop.get("/v1/facets", params={"name": "sizes", "filter": '{"n": {"lt": 4}}'}).json()["facets"][0]
+        assert facet["values"] == [
+            {"value": "M", "count": 4}, {"value": 38, "count": 2}, {"value": "S", "count": 2}
+        ]  # fmt: skip
+        assert (facet["minimum"], facet["maximum"], facet["distinct"]) == (38, 38, 3)
+
+
+# Expiry
+
+
+def test_an_expired_item_does_not_exist(shop: httpx.Client) -> None:
+    photo, path = coloured(10, 120, 220), "/v1/items/offer"
+    body = {**MUG, "expires_at": "2100-01-01", "images": [in_json("front", photo), in_json("back", tiny_photo(1, 7))]}
+    put = shop.put(path, json=body)
+    assert put.json()["expires_at"] == "2100-01-01T00:00:00Z" and put.json()["attributes"] == MUG["attributes"]
+    assert best(shop, photo)["id"] == "offer" and "expires_at" not in best(shop, photo)["attributes"]
+    assert shop.get(path).json() == put.json()
+    kept = shop.patch(path, json={"title": "An offer", "attributes": None}).json()
+    assert (kept["expires_at"], kept["attributes"]) == ("2100-01-01T00:00:00Z", {})
+    expired = shop.patch(path, json={"expires_at": "2020-01-01T10:00+02:00"})
+    assert expired.json()["expires_at"] == "2020-01-01T08:00:00Z"
+    tag = expired.headers["etag"]
+    for answer in (
+        shop.get(path),
+        shop.patch(path, json={"title": "Too late"}),
+        shop.put(f"{path}/images/side", content=photo, headers=PNG),
+        shop.post("/v1/search", json={"item_id": "offer"}),
+    ):
+        problem(answer, 404, "item-missing")
+    assert best(shop, photo)["id"] != "offer"
+    assert "offer" not in [item["id"] for item in shop.get("/v1/items", params={"limit": 1000}).json()["items"]]
+    assert shop.delete(path).status_code == 204
+    problem(shop.put(path, json=MUG, headers={"If-Match": tag}), 412, "version-conflict")
+    anew = shop.put(path, json={**MUG, "images": [in_json("front", photo)]}, headers={"If-None-Match": "*"})
+    assert (anew.status_code, anew.json()["expires_at"]) == (201, None)
+    assert image_ids(anew) == ["front"] and shop.get(path).json() == anew.json()
+    assert best(shop, photo)["id"] == "offer"
+    cleared = shop.patch(path, json={"expires_at": "2100-01-01"}), shop.patch(path, json={"expires_at": None})
+    assert cleared[1].json()["expires_at"] is None
+
+
 # Conditions
 
 
@@ -520,8 +615,16 @@ def test_an_invalid_item_is_refused_and_not_stored(shop: httpx.Client, body: str
         ({"attributes": {str(number): None for number in range(1000)}}, "attributes: 1,000 were sent"),
         (
             {"attributes": {"size": {"width": 5}}},
-            "attributes.size must be a text, a number, true or false (got an object).",
+            "attributes.size must be a text, a number, true, false or a list of them (got an object).",
         ),
+        (
+            {"attributes": {"size": ["S", None]}},
+            "attributes.size[1] must be a text, a number, true or false (got None).",
+        ),
+        ({"attributes": {"size": list(range(257))}}, "attributes.size must have at most 256 entries (got 257)."),
+        ({"attributes": {"expires_at": "2026-11-19"}}, "attributes: expires_at is a field of the item"),
+        ({"expires_at": "2026-11-19T10:00"}, "expires_at: must be a date, or a date and time with its time zone"),
+        ({"expires_at": 5}, "expires_at must be a text (got 5)."),
         ({"attributes": {"price": 1e999}}, "attributes.price must be a finite number (got inf)."),
         ({"title": "x" * 1001}, "title must have at most 1,000 characters (got 1,001)."),
         ({"url": "x" * 2001}, "url must have at most 2,000 characters (got 2,001)."),

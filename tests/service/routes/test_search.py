@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import httpx
@@ -118,9 +118,9 @@ def test_a_body_of_another_type_is_refused(client: httpx.Client) -> None:
 def test_a_form_that_cannot_be_parsed_is_refused(client: httpx.Client) -> None:
     headers = {"Content-Type": "multipart/form-data"}
     problem(client.post("/v1/search", content=b"no boundary", headers=headers), 400, "request-malformed")
-    twice = [("image", ("a.jpg", tiny_photo(0, 0))), ("image", ("b.jpg", tiny_photo(1, 0)))]
-    assert "fewer files" in problem(client.post("/v1/search", files=twice), 400, "request-malformed")["remedy"]
-    fields = {str(number): (None, "1") for number in range(17)}
+    many = [("image", (f"{number}.jpg", tiny_photo(0, 0))) for number in range(17)]
+    assert "fewer files" in problem(client.post("/v1/search", files=many), 400, "request-malformed")["remedy"]
+    fields = {str(number): (None, "1") for number in range(21)}
     assert "fewer fields" in problem(client.post("/v1/search", files=fields), 400, "request-malformed")["remedy"]
 
 
@@ -375,9 +375,9 @@ def test_progressive_jpeg_with_many_scans_is_refused_quickly(settings: Settings)
     data = out.getvalue()
     data = data[:-2] + data[data.rindex(b"\xff\xda") : -2] * 80 + data[-2:]
     with serving(settings.model_copy(update={"max_pixels": 50_000_000, "max_body_bytes": 2_000_000})) as client:
-        started = perf_counter()
+        used = process_time()
         body = problem(client.post("/v1/search", files={"image": data}), 422, "image-unreadable")
-        assert perf_counter() - started < 0.5
+        assert process_time() - used < 0.5  # of the CPU: other work on the machine does not count
     assert body["detail"] == "The image has 90 scans; the limit at 7000 x 7000 pixels is 10."
 
 
@@ -400,3 +400,142 @@ def test_tiff_finds_its_photo(client: httpx.Client) -> None:
     Image.open(io.BytesIO(tiny_photo(0, 7))).save(photo, "TIFF", compression="tiff_lzw")
     answer = client.post("/v1/search", content=photo.getvalue(), headers={"Content-Type": "image/tiff"})
     assert answer.json()["items"][0]["id"] == f"ball-{COLOURS[0]}"
+
+
+# Examples and rankings
+
+
+def encode(photo: bytes) -> str:
+    return base64.b64encode(photo).decode()
+
+
+def found(response: httpx.Response) -> list[str]:
+    assert response.status_code == 200, response.text
+    return [item["id"] for item in response.json()["items"]]
+
+
+def test_several_photos_of_a_form_are_combined(client: httpx.Client) -> None:
+    photos = [tiny_photo(0, 3), tiny_photo(2, 3)]
+    files = [("image", (f"{number}.jpg", photo)) for number, photo in enumerate(photos)]
+    by_form = client.post("/v1/search?limit=3", files=files).json()
+    examples = [{"image": encode(photo)} for photo in photos]
+    by_json = client.post("/v1/search", json={"examples": examples, "limit": 3}).json()
+    assert by_form["items"] == by_json["items"]
+    best = found(client.post("/v1/search", files=files, data={"combine": "best"}))
+    assert {*best[:2]} == {f"ball-{COLOURS[0]}", f"ball-{COLOURS[2]}"}
+    assert by_form["milliseconds"]["embed"] > 0
+    body = problem(client.post("/v1/search", files=files, data={"box": "0,0,1,0.5"}), 422, "request-invalid")
+    assert "box" in body["detail"]
+
+
+@pytest.mark.parametrize("combine", ["mean", "best"])
+def test_items_that_are_examples_are_left_out(client: httpx.Client, combine: str) -> None:
+    red, blue, green = f"ball-{COLOURS[0]}", f"ball-{COLOURS[1]}", f"ball-{COLOURS[2]}"
+    examples = [{"item_id": red}, {"image": encode(tiny_photo(3, 2)), "box": [0.1, 0, 1, 1], "weight": 0.5},
+                {"item_id": blue, "weight": -0.5}]  # fmt: skip
+    response = client.post("/v1/search", json={"examples": examples, "combine": combine, "explain": True})
+    assert not {red, blue} & {*found(response)} and green in found(response)
+    window = response.json()["window"]
+    assert (window is None) == (combine == "mean")
+    for item in response.json()["items"]:
+        rules = [share["rule"] for share in item["explanation"]["shares"]]
+        assert rules == (["negative examples"] if combine == "best" else [])
+
+
+def test_an_example_alone_is_searched_as_it_is(client: httpx.Client) -> None:
+    photo, item_id = encode(tiny_photo(4, 1)), f"ball-{COLOURS[4]}"
+    for query in ({"image": photo, "box": [0, 0, 0.9, 0.9]}, {"item_id": item_id}):
+        as_example = client.post("/v1/search", json={"examples": [query]}).json()
+        assert as_example["items"] == client.post("/v1/search", json=query).json()["items"]
+
+
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        ({"examples": []}, "examples must have at least 1"),
+        ({"examples": [{"item_id": "a"}] * 17}, "examples must have at most 16"),
+        ({"examples": [{"item_id": "a", "image": "b"}]}, "examples[0]"),
+        ({"examples": [{"item_id": "a", "box": [0, 0, 1, 1]}]}, "allowed with a photo only"),
+        ({"examples": [{"item_id": "a", "weight": 0}]}, "weight"),
+        ({"examples": [{"item_id": "a", "weight": -2}]}, "examples[0].weight must be at least -1"),
+        ({"examples": [{"item_id": "a", "weight": -1}]}, "positive weight"),
+        ({"examples": [{"item_id": "a"}], "item_id": "a"}, "exactly one"),
+        ({"examples": [{"item_id": "a"}], "box": [0, 0, 1, 1]}, "box"),
+        ({"item_id": "a", "combine": "sum"}, "combine"),
+        ({"item_id": "a", "ranking": 5}, "ranking: must be the name of a stored ranking"),
+        ({"item_id": "a", "ranking": {"diversity": 2}}, "ranking.diversity must be at most 1"),
+        ({"item_id": "a", "ranking": {"diverse": 2}}, "ranking.diverse is unknown (did you mean diversity?)"),
+        ({"item_id": "a", "ranking": {"boosts": [{"weight": 0.5}]}}, "ranking.boosts[0]"),
+        ({"item_id": "a", "ranking": {str(number): 1 for number in range(40)}}, "40 keys"),
+    ],
+)
+def test_invalid_examples_and_rankings_are_named(client: httpx.Client, body: dict[str, Any], detail: str) -> None:
+    assert detail in problem(client.post("/v1/search", json=body), 422, "request-invalid")["detail"]
+
+
+def test_problems_of_examples_and_rankings_are_named(client: httpx.Client) -> None:
+    red = f"ball-{COLOURS[0]}"
+    cancelling = {"examples": [{"item_id": red}, {"item_id": red, "weight": -1}]}
+    assert "cancel" in problem(client.post("/v1/search", json=cancelling), 422, "search-invalid")["detail"]
+    unknown = {"examples": [{"item_id": red}, {"item_id": "nobody"}]}
+    problem(client.post("/v1/search", json=unknown), 404, "item-missing")
+    broken = {"examples": [{"item_id": red}, {"image": encode(b"no photo")}, {"image": encode(tiny_photo(1, 1))}]}
+    problem(client.post("/v1/search", json=broken), 415, "image-unsupported")
+    filter = {"item_id": red, "ranking": {"boosts": [{"filter": {"price": {"over": 1}}, "weight": 0.1}]}}
+    body = problem(client.post("/v1/search", json=filter), 422, "filter-invalid")
+    assert "ranking.boosts[0].filter" in body["detail"]
+    body = problem(client.post("/v1/search?ranking={no", files={"image": tiny_photo(0, 1)}), 422, "request-invalid")
+    assert "ranking" in body["detail"]
+
+
+def test_a_ranking_orders_the_items_and_explains_why(client: httpx.Client) -> None:
+    last = found(client.post("/v1/search", files={"image": tiny_photo(0, 1)}))[-1]
+    ranking = {"pin": [last], "hide": {"ids": [f"ball-{COLOURS[1]}"]}, "boosts": [
+        {"attribute": "price", "from": 0, "to": 100, "weight": 0.5}], "diversity": 0.1}  # fmt: skip
+    body = {"image": encode(tiny_photo(0, 1)), "ranking": ranking, "explain": True}
+    by_json = client.post("/v1/search", json=body)
+    by_form = client.post(
+        "/v1/search", files={"image": tiny_photo(0, 1)}, data={"ranking": json.dumps(ranking), "explain": "true"}
+    )
+    by_query = client.post(
+        "/v1/search", params={"ranking": json.dumps(ranking), "explain": "true"}, files={"image": tiny_photo(0, 1)}
+    )
+    assert by_json.json()["items"] == by_form.json()["items"] == by_query.json()["items"]
+    assert found(by_json)[0] == last and f"ball-{COLOURS[1]}" not in found(by_json)
+    for item in by_json.json()["items"]:
+        told = item["explanation"]
+        assert told["similarity"] == item["score"]
+        assert told["score"] == pytest.approx(told["similarity"] + sum(share["share"] for share in told["shares"]))
+    assert by_json.json()["items"][0]["explanation"]["reason"] == "pinned"
+    assert by_json.json()["window"] == {"size": 48, "candidates": len(COLOURS) - 2, "exhausted": True}
+
+
+def test_the_pages_of_a_ranked_search_return_every_item_once(client: httpx.Client) -> None:
+    for ranking in ({"diversity": 0.4, "window": 10}, {"group_by": "brand"}, {"sort_by": {"attribute": "price"}}):
+        body: dict[str, Any] = {"image": encode(tiny_photo(0, 1)), "ranking": ranking, "limit": 3}
+        complete = found(client.post("/v1/search", json={**body, "limit": 100}))
+        pages: list[str] = []
+        while True:
+            answer = client.post("/v1/search", json=body).json()
+            pages += [item["id"] for item in answer["items"]]
+            if answer["cursor"] is None:
+                break
+            body["cursor"] = answer["cursor"]
+        assert pages == complete
+    changed = (
+        problem(client.post("/v1/search", json={**body, "ranking": {"group_by": "brand"}}), 422, "search-invalid")
+        if "cursor" in body
+        else None
+    )
+    assert changed and "ranking has changed" in changed["detail"]
+
+
+def test_a_batch_takes_examples_and_rankings(client: httpx.Client) -> None:
+    examples = [{"item_id": f"ball-{COLOURS[0]}"}, {"image": encode(tiny_photo(2, 3))}]
+    searches = [{"examples": examples, "limit": 3}, {"item_id": f"ball-{COLOURS[0]}", "ranking": {"group_by": "brand"}}]
+    answers = client.post("/v1/search/batch", json={"searches": searches}).json()["answers"]
+    for search, answer in zip(searches, answers, strict=True):
+        assert answer["items"] == client.post("/v1/search", json=search).json()["items"]
+    many = [{"examples": [{"item_id": "a"}] * 16}] * 5
+    body = problem(client.post("/v1/search/batch", json={"searches": many}), 422, "request-invalid")
+    assert "80 photos and items" in body["detail"]

@@ -8,6 +8,8 @@ import httpx
 
 from service.settings import Settings
 from tests.service.conftest import problem, serving
+from tests.support.tiny_bundle import make_tiny_bundle
+from tests.support.tiny_gallery import make_tiny_gallery
 
 
 def test_status_reports_gallery_model_and_limits(client: httpx.Client) -> None:
@@ -18,6 +20,14 @@ def test_status_reports_gallery_model_and_limits(client: httpx.Client) -> None:
     assert status["bundle"]["untrained_metrics"] == {"recall@1": 0.5}
     assert status["provider"].endswith("ExecutionProvider")
     assert status["limits"] == {"max_body_bytes": 300_000, "max_pixels": 1_000_000, "max_batch": 16}
+
+
+def test_a_pretrained_bundle_has_neither_loss_nor_data(settings: Settings, tmp_path: Path) -> None:
+    bundle = make_tiny_bundle(tmp_path / "bundle", loss="")
+    gallery = make_tiny_gallery(tmp_path / "gallery", bundle)
+    with serving(settings.model_copy(update={"gallery": str(gallery), "bundle": bundle})) as client:
+        status = client.get("/v1/status").json()
+    assert (status["bundle"]["loss"], status["bundle"]["data"]) == (None, None)
 
 
 def test_probes_answer(client: httpx.Client) -> None:

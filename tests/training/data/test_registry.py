@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.tiny_gallery import write_tiny_folder, write_tiny_source
 from training.data import load_data, load_search
+from training.data.registry import display_name
 from training.errors import TrainingError
 
 
@@ -14,6 +15,20 @@ from training.errors import TrainingError
 def test_an_unknown_specification_lists_the_known_ones(spec: str) -> None:
     with pytest.raises(TrainingError, match=r"folder:DIR.*table:FILE.*inshop:DIR"):
         load_data(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("folder:/secret/place/shirts, trousers", "folder shirts, trousers"),
+        ("table:shop/catalogue.csv,item_id=sku,images=/secret/place", "table catalogue.csv"),
+        ("folder:.", "folder"),
+        ("sample:/tmp/shop", "sample"),
+        ("cub:/data/CUB_200_2011", "cub"),
+    ],
+)
+def test_the_name_of_data_for_others_has_no_path(spec: str, name: str) -> None:
+    assert display_name(spec) == name
 
 
 def test_queries_search_a_gallery_with_the_same_labels(tmp_path: Path) -> None:

@@ -217,3 +217,18 @@ def test_a_box_belongs_to_one_image(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"label": "a", "path": ["b", "c"], "x_1": 0, "y_1": 0, "x_2": 1, "y_2": 1}\n')
     with pytest.raises(TrainingError, match="line 1: a box belongs to one image, not to 2"):
         load_data(f"table:{tmp_path / 't.jsonl'}")
+
+
+def test_a_feed_of_a_shop_gives_its_photos_by_item_or_by_group(tmp_path: Path) -> None:
+    (tmp_path / "products.csv").write_text(
+        "Handle,Title,Option1 Name,Option1 Value,Variant Price,Image Src,Variant Image\n"
+        "mug,Mug,Color,Red,9,red.jpg,red.jpg\nmug,,Color,Blue,9,blue.jpg,blue.jpg\n"
+    )
+    for name in ("red.jpg", "blue.jpg"):
+        (tmp_path / name).touch()
+    photos, _ = read_table(tmp_path / "products.csv")
+    assert {(photo.label, photo.path.name) for photo in photos} == {("mug/Red", "red.jpg"), ("mug/Blue", "blue.jpg")}
+    photos, _ = read_table(Path(f"{tmp_path}/products.csv,label=item_group_id"))
+    assert {photo.label for photo in photos} == {"mug"}
+    photos, _ = read_table(Path(f"{tmp_path}/products.csv,label=Handle,path=Image Src"))
+    assert [(photo.label, photo.path.name) for photo in photos] == [("mug", "red.jpg"), ("mug", "blue.jpg")]

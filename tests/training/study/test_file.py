@@ -23,7 +23,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"seeds": [0, 0]}, "lists a seed twice"),
     ({"seeds": ["0"]}, r"seeds\[0\] must be a whole number \(got '0'\)"),
     ({"runs": {"a": {"seed": 3}}}, "runs.a.seed=3: list seeds under seeds"),
-    ({"presets": ["club"]}, "No preset is called 'club'"),
+    ({"presets": ["club"]}, r"No preset is called 'club' \(did you mean cub\?\)"),
     ({"drop": {"after_epoch": 3, "behind": 1.5}}, r"drop.behind must be less than 1 \(got 1.5\)"),
     ({"drop": {"after": 3, "behind": 0.1}}, r"drop.after_epoch is missing; drop.after is unknown \(did you mean"),
     ({"metric": "recall@3"}, "metric.*'recall@3'"),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from index._util.imports import faiss
 from index.gallery.vectors.faiss import settings as defaults
+from index.gallery.vectors.faiss.gpu import POOL, GpuError, GpuPool, build_graph, load_vectors
 from index.gallery.vectors.faiss.searcher import (
     RECALL_AT,
     SCAN,
@@ -59,6 +60,7 @@ def build(
     threads: int | None = None,
     scratch: Path | None = None,
     on_progress: Progress = lambda done, total: None,
+    gpus: GpuPool = POOL,
 ) -> BuildResult:
     """Builds an index of vectors, which may be a memory map, and measures its plan.
 
@@ -71,8 +73,9 @@ def build(
     plan = Plan(kind=kind, effort=effort, filtered_effort=effort, growth=0.0, recall=1.0, target=target, queries=0)
     with thread_limit(threads):
         if kind == "ivf":
-            return _add_to_lists(_empty_lists(vectors, settings), None, plan, vectors, settings, scratch, on_progress)
-        return _add(_empty_index(kind, vectors.shape[1], settings), plan, vectors, settings, on_progress)
+            lists = _empty_lists(vectors, settings)
+            return _add_to_lists(lists, None, plan, vectors, settings, scratch, on_progress, gpus)
+        return _add(_empty_index(kind, vectors.shape[1], settings), plan, vectors, settings, on_progress, gpus)
 
 
 def extend(
@@ -84,6 +87,7 @@ def extend(
     threads: int | None = None,
     scratch: Path | None = None,
     on_progress: Progress = lambda done, total: None,
+    gpus: GpuPool = POOL,
 ) -> BuildResult:
     """Adds vectors to an index that was read for it, and measures with some of them whether its plan still holds.
 
@@ -92,11 +96,11 @@ def extend(
     if plan.kind == "ivf":
         base, old = lists_of(index), stored_vectors(storage_of(index))
         with thread_limit(threads):
-            return _add_to_lists(base, old, plan, vectors, settings or defaults.DEFAULT, scratch, on_progress)
+            return _add_to_lists(base, old, plan, vectors, settings or defaults.DEFAULT, scratch, on_progress, gpus)
     if not storage_of(index).codes.is_owned:  # FAISS would abort the process
         raise IndexFileError("A memory-mapped index cannot be extended.", "Read it with read_index.")
     with thread_limit(threads):
-        return _add(index, plan, vectors, settings or defaults.DEFAULT, on_progress)
+        return _add(index, plan, vectors, settings or defaults.DEFAULT, on_progress, gpus)
 
 
 def _empty_index(kind: IndexKind, dimension: int, settings: FaissSettings) -> Index:
@@ -124,7 +128,9 @@ def _empty_lists(vectors: Vectors, settings: FaissSettings) -> Index:
     return index
 
 
-def _add(index: Index, plan: Plan, vectors: Vectors, settings: FaissSettings, on_progress: Progress) -> BuildResult:
+def _add(
+    index: Index, plan: Plan, vectors: Vectors, settings: FaissSettings, on_progress: Progress, gpus: GpuPool
+) -> BuildResult:
     """Adds the vectors; a random sample of them is added last, after it has measured the plan as queries."""
     count = len(vectors)
     rows = np.arange(count)
@@ -136,8 +142,10 @@ def _add(index: Index, plan: Plan, vectors: Vectors, settings: FaissSettings, on
     rest = np.delete(rows, held_out)
     is_duplicate = _find_duplicates(vectors, settings.chunk_rows)[rest]
     order = np.concatenate((rest[~is_duplicate], rest[is_duplicate], held_out))
-    done = 0
-    for group in (rest[~is_duplicate], rest[is_duplicate]):
+    first = rest[~is_duplicate]
+    is_linked = plan.kind == "hnsw" and not index.ntotal and _link_on_gpus(index, vectors[first], settings, gpus)
+    done = len(first) if is_linked else 0
+    for group in (first[done:], rest[is_duplicate]):
         for start in range(0, len(group), settings.chunk_rows):
             chunk = group[start : start + settings.chunk_rows]
             index.add(vectors[chunk].astype(np.float32))
@@ -145,10 +153,25 @@ def _add(index: Index, plan: Plan, vectors: Vectors, settings: FaissSettings, on
             on_progress(done, count)
     queries = vectors[held_out].astype(np.float32)
     if len(queries):
-        plan = _measure_plan(Searcher(index, plan, settings), queries)
+        measured = _measure_plan(Searcher(index, plan, settings), queries, gpus)
+        if is_linked and measured.scans:
+            gpus.give_up(GpuError("no effort reaches the recall with the graph that the GPU has built"))
+            return _add(_empty_index("hnsw", index.d, settings), plan, vectors, settings, on_progress, gpus)
+        plan = measured
         index.add(queries)
     on_progress(count, count)
     return BuildResult(index, plan, order)
+
+
+def _link_on_gpus(index: Index, vectors: Vectors, settings: FaissSettings, gpus: GpuPool) -> bool:
+    """Adds the first vectors to an HNSW index with the links that GPUs have built; returns false if they cannot."""
+    graph = build_graph(gpus, vectors, settings)
+    if graph is None:
+        return False
+    append(index.storage, vectors, settings.chunk_rows)
+    index.hnsw, index.ntotal = graph.hnsw, len(vectors)  # a copy
+    index.hnsw.efConstruction = settings.construction_effort
+    return True
 
 
 def _add_to_lists(
@@ -159,6 +182,7 @@ def _add_to_lists(
     settings: FaissSettings,
     scratch: Path | None,
     on_progress: Progress,
+    gpus: GpuPool,
 ) -> BuildResult:
     """Adds the vectors to inverted lists with the old ones, those last that have measured the plan as queries."""
     library = faiss()
@@ -175,7 +199,7 @@ def _add_to_lists(
     index = library.IndexRefine(lists, storage)
     queries = vectors[held_out].astype(np.float32)
     if len(queries):
-        plan = _measure_plan(Searcher(index, plan, settings), queries)
+        plan = _measure_plan(Searcher(index, plan, settings), queries, gpus)
         lists.add(queries)
     storage.ntotal = index.ntotal = total
     on_progress(count, count)
@@ -210,12 +234,12 @@ def _find_duplicates(vectors: Vectors, chunk_rows: int) -> NDArray[np.bool_]:
     return duplicates
 
 
-def _measure_plan(searcher: Searcher, queries: Queries) -> Plan:
+def _measure_plan(searcher: Searcher, queries: Queries, gpus: GpuPool) -> Plan:
     """Returns the plan with the efforts that reach the targets for these queries; efforts never decrease."""
     plan, settings = searcher.plan, searcher.settings
     if plan.scans:
         return plan
-    truth = _best_scores(searcher.storage, queries, settings.depths[-1], settings.chunk_rows)
+    truth = _best_scores(searcher.storage, queries, settings, gpus)
 
     def find_effort(results: int, target: float, at_least: int) -> tuple[int, float]:
         """Returns the smallest effort that reaches the target, and its recall."""
@@ -266,13 +290,17 @@ def _exponent(effort: int, base: int, factor: float) -> float:
     return 1.0 if effort == SCAN else min(1.0, math.log(effort / base) / math.log(factor))
 
 
-def _best_scores(storage: Index, queries: Queries, count: int, chunk_rows: int) -> NDArray[np.float32]:
-    """Returns the scores of the true neighbours by matrix products: for many queries faster than scans."""
+def _best_scores(storage: Index, queries: Queries, settings: FaissSettings, gpus: GpuPool) -> NDArray[np.float32]:
+    """Returns the scores of the true neighbours, from GPUs or by matrix products, which beat scans here."""
     library = faiss()
     vectors = stored_vectors(storage)
-    heap = library.ResultHeap(len(queries), min(count, len(vectors)), keep_max=True)
-    for start in range(0, len(vectors), chunk_rows):
-        block = vectors[start : start + chunk_rows].astype(np.float32)
+    count = min(settings.depths[-1], len(vectors))
+    loaded = load_vectors(gpus, storage, settings)
+    if loaded and (found := loaded.search(queries, count)):
+        return found[0]
+    heap = library.ResultHeap(len(queries), count, keep_max=True)
+    for start in range(0, len(vectors), settings.chunk_rows):
+        block = vectors[start : start + settings.chunk_rows].astype(np.float32)
         scores, positions = library.knn(queries, block, min(heap.k, len(block)), metric=library.METRIC_INNER_PRODUCT)
         heap.add_result(scores, positions + start)
     heap.finalize()

@@ -3,6 +3,9 @@
 A column has the sorted distinct values of an attribute and, for each row that has the attribute, the code of its value.
 Numbers have the first codes, then texts, then false and true. So a value is one code, a range of values is a range of
 codes, and a condition is a lookup table of booleans, indexed by code.
+
+A column in which a row has several values lists the rows of each code instead, one code after the other. The texts that
+are dates are listed a second time, in the order of their instants.
 """
 
 from array import array
@@ -13,14 +16,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from index.gallery.filters import AnyOf, Condition, Exists, Filter, Range, ValueType, plain_number
+from index.dates import parse_instant
+from index.gallery.filters import AllOf, AnyOf, Condition, Exists, Filter, Range, TypedValue, ValueType, plain_number
 from index.gallery.types import Attribute, Facet
 from index.gallery.vectors.faiss.arrays import Arrays, Texts, pack_texts
-from index.items import MAX_FACETS
+from index.items import MAX_FACETS, MAX_INTEGER, Value
 
 Mask = NDArray[np.bool_]
 
 _ALIGNMENT = 8
+_RECENT_COLUMNS = 16
 _SPARSE_BELOW = 0.25
 """The share of rows below which a column stores the numbers of the rows that have the attribute.
 
@@ -34,28 +39,55 @@ class _ColumnBuilder:
     def __init__(self) -> None:
         self.rows = array("i")
         self.codes = array("i")
+        self.more = 0
+        """The number of values that are not the first of their row."""
         self.seen: dict[object, int] = {}
+
+    def add(self, row: int, values: Iterable[Value]) -> None:
+        for value in values:
+            key = (value,) if value is True or value is False else value
+            self.codes.append(self.seen.setdefault(key, len(self.seen)))
+            self.rows.append(row)
 
     def finish(self, count: int) -> tuple[list[int], list[NDArray[Any]]]:
         """Returns the column's entry without its start, and its arrays; codes are in the order of the values."""
         numbers: list[Any] = sorted(value for value in self.seen if isinstance(value, int | float))
         texts = sorted(value for value in self.seen if isinstance(value, str))
         ordered = [*numbers, *texts, *_BOOLEANS]
-        renumbered = np.zeros(len(self.seen) + 1, np.min_scalar_type(-len(ordered)))
+        renumbered = np.zeros(len(self.seen) + 1, _code_type(len(ordered)))
         # A boolean that no row has is written to the spare element at the end.
         provisional = np.fromiter((self.seen.get(value, -1) for value in ordered), np.int64, len(ordered))
         renumbered[provisional] = np.arange(len(ordered))
         codes = renumbered[np.frombuffer(self.codes, np.int32)]
         rows = np.frombuffer(self.rows, np.int32)
-        holders = len(rows)
-        if holders >= _SPARSE_BELOW * count:
+        holders, ends = len(rows) - self.more, np.empty(0, np.int64)
+        if self.more:
+            rows = rows[np.argsort(codes, kind="stable")]
+            ends, codes = np.cumsum(np.bincount(codes, minlength=len(ordered))), codes[:0]
+        elif holders >= _SPARSE_BELOW * count:
             dense = np.full(count, -1, codes.dtype)
             dense[rows] = codes
             codes, rows = dense, rows[:0]
+        instants, dates = _find_dates(texts)
         offsets, blob = pack_texts(texts)
         # Adding zero turns -0.0 into 0.0.
-        arrays: list[NDArray[Any]] = [np.array(numbers, np.float64) + 0.0, offsets, rows, codes, blob]
-        return [len(numbers), len(texts), holders, len(rows), codes.itemsize], arrays
+        arrays: list[NDArray[Any]] = [
+            np.array(numbers, np.float64) + 0.0, offsets, instants, ends, dates, rows, codes, blob
+        ]  # fmt: skip
+        return [len(numbers), len(texts), len(dates), holders, len(rows)], arrays
+
+
+def _code_type(count: int) -> np.dtype[Any]:
+    """Returns the smallest type for so many codes and -1."""
+    return np.dtype(np.min_scalar_type(-count)).newbyteorder("<")
+
+
+def _find_dates(texts: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Returns the instants of those texts that are dates, in order, and the position of each text."""
+    found = [(instant, position) for position, text in enumerate(texts) if (instant := parse_instant(text)) is not None]
+    instants = np.array([instant for instant, _ in found], np.int64)
+    order = np.argsort(instants, kind="stable")
+    return instants[order], np.array([position for _, position in found], np.int32)[order]
 
 
 _BOOLEANS = ((False,), (True,))
@@ -71,6 +103,11 @@ def encode_columns(rows: Iterable[Mapping[str, Attribute]]) -> dict[str, NDArray
             column = builders.get(name)
             if column is None:
                 column = builders[name] = _ColumnBuilder()
+            if type(value) is tuple:
+                column.more += len(value) - 1
+                column.add(count, value)
+                continue
+            # As `add` does, without the cost of a call for each attribute of each item.
             key = (value,) if value is True or value is False else value
             column.codes.append(column.seen.setdefault(key, len(column.seen)))
             column.rows.append(count)
@@ -101,15 +138,20 @@ class _Entry(NamedTuple):
     start: int
     numbers: int
     texts: int
+    dates: int
+    """The number of texts that are dates."""
     holders: int
     """The number of rows that have the attribute."""
     rows: int
-    """The length of the list of these rows; 0 if there is a code for every row."""
-    code_bytes: int
+    """The length of the list of these rows; 0 if there is a code for every row, and more than `holders` if rows have
+    several values."""
 
 
 class _Column:
-    """One attribute; `rows` lists the rows that have it, or is None if `codes` has -1 for the rows without it."""
+    """One attribute. `rows` lists the rows that have it, or is None if `codes` has -1 for the rows without it.
+
+    If rows have several values, `ends` is not None: the rows of code c are rows[ends[c - 1]:ends[c]].
+    """
 
     def __init__(self, data: NDArray[np.uint8], entry: _Entry, count: int) -> None:
         end = entry.start
@@ -121,12 +163,17 @@ class _Column:
 
         self.numbers = take("<f8", entry.numbers)
         offsets = take("<i8", entry.texts + 1)
+        self.size = entry.numbers + entry.texts + len(_BOOLEANS)
+        has_lists = entry.rows > entry.holders
+        self.instants = take("<i8", entry.dates)
+        self.ends = take("<i8", self.size) if has_lists else None
+        self.dates = take("<i4", entry.dates)
         self.rows = take("<i4", entry.rows) if entry.rows else None
-        self.codes = take(f"<i{entry.code_bytes}", entry.rows or count)
+        self.codes = take(_code_type(self.size).str, 0 if has_lists else entry.rows or count)
         self.texts = Texts(offsets, take("|u1", int(offsets[-1])))
-        self.size = len(self.numbers) + len(self.texts) + len(_BOOLEANS)
+        self._count = count
 
-    def value(self, code: int) -> Attribute:
+    def value(self, code: int) -> Value:
         if code < len(self.numbers):
             return plain_number(float(self.numbers[code]))
         if code < self.size - len(_BOOLEANS):
@@ -141,37 +188,102 @@ class _Column:
             return len(self.numbers), self.texts
         return self.size - len(_BOOLEANS), (False, True)
 
-    def mask(self, condition: Condition, count: int) -> Mask:
+    def mask(self, condition: Condition) -> Mask:
+        """Returns for each row of the table whether it fulfils a condition."""
+        if isinstance(condition, Exists):
+            holders = self._rows_with(slice(0, self.size))
+            return holders if condition.wanted else ~holders
+        if isinstance(condition, AllOf):
+            return self._rows_with_all(condition.values)
+        return self._rows_with(self._codes(condition))
+
+    def _codes(self, condition: AnyOf | Range) -> slice | NDArray[np.int64]:
+        """Returns the codes of the values that fulfil a condition."""
+        if isinstance(condition, AnyOf):
+            return np.array(self._find(condition.values), np.int64)
+        first, known = (0, self.instants.data) if condition.kind == "date" else self.sorted_values(condition.kind)
+        start, stop = 0, len(known)
+        for comparison, bound in condition.bounds:
+            index = (bisect_left if comparison in ("gte", "lt") else bisect_right)(known, bound)
+            start, stop = (index, stop) if comparison in ("gte", "gt") else (start, index)
+        if condition.kind == "date":
+            return self.dates[start:stop] + np.int64(len(self.numbers))
+        return slice(first + start, first + max(start, stop))
+
+    def _find(self, values: Iterable[TypedValue]) -> list[int]:
+        """Returns the codes of those values that some row has."""
+        codes = []
+        for kind, value in values:
+            first, known = self.sorted_values(kind)
+            index = bisect_left(known, value)
+            if index < len(known) and known[index] == value:
+                codes.append(first + index)
+        return codes
+
+    def _rows_with(self, codes: slice | NDArray[np.int64]) -> Mask:
+        """Returns for each row whether it has a value with one of some codes."""
+        if self.ends is not None:
+            mask = np.zeros(self._count, np.bool_)
+            mask[self._rows_of(codes)] = True
+            return mask
         # The last element is for rows without the attribute: it has the index -1, their code.
         table = np.zeros(self.size + 1, np.bool_)
-        match condition:
-            case Exists(wanted):
-                table[:-1], table[-1] = wanted, not wanted
-            case AnyOf(values):
-                for kind, value in values:
-                    first, known = self.sorted_values(kind)
-                    index = bisect_left(known, value)
-                    if index < len(known) and known[index] == value:
-                        table[first + index] = True
-            case Range(kind, bounds):
-                first, known = self.sorted_values(kind)
-                start, stop = 0, len(known)
-                for comparison, bound in bounds:
-                    index = (bisect_left if comparison in ("gte", "lt") else bisect_right)(known, bound)
-                    start, stop = (index, stop) if comparison in ("gte", "gt") else (start, index)
-                table[first + start : first + stop] = True
+        table[codes] = True
         if self.rows is None:
             return table.take(self.codes)
-        mask = np.full(count, table[-1])
+        mask = np.zeros(self._count, np.bool_)
         mask[self.rows] = table.take(self.codes)
         return mask
 
-    def facet(self, name: str, limit: int, rows: Mask | None, contains: str) -> Facet:
+    def values(self, rows: NDArray[np.integer[Any]]) -> list[Attribute | None]:
+        """Returns the value of each of some rows, which have at most one; None for those without the attribute."""
+        if self.rows is None:
+            codes = self.codes[rows]
+        else:
+            places = np.minimum(np.searchsorted(self.rows, rows), len(self.rows) - 1)
+            codes = np.where(self.rows[places] == rows, self.codes[places], -1)
+        listed: list[int] = codes.tolist()
+        if len(codes) and codes.min() >= 0 and codes.max() < len(self.numbers):
+            numbers = self.numbers[codes]
+            whole = numbers.astype(np.int64)
+            if (whole == numbers).all() and (np.abs(whole) <= MAX_INTEGER).all():
+                return list(whole.tolist())
+            return [plain_number(number) for number in numbers.tolist()]
+        known = {code: self.value(code) for code in set(listed) if code >= 0}
+        return [known.get(code) for code in listed]
+
+    def _rows_with_all(self, values: Iterable[TypedValue]) -> Mask:
+        wanted = list(values)
+        codes = self._find(wanted)
+        if self.ends is None or len(codes) < len(wanted):
+            return np.zeros(self._count, np.bool_)
+        counts = np.bincount(self._rows_of(np.array(codes, np.int64)), minlength=self._count)
+        matching: Mask = counts == len(wanted)  # a row has a value once
+        return matching
+
+    def _rows_of(self, codes: slice | NDArray[np.int64]) -> NDArray[np.int32]:
+        """Returns the rows of some codes, one code after the other."""
+        assert self.rows is not None and self.ends is not None
+        if isinstance(codes, slice):
+            start, stop = (int(self.ends[code - 1]) if code else 0 for code in (codes.start, codes.stop))
+            return self.rows[start:stop]
+        parts = [self._rows_of(slice(code, code + 1)) for code in codes.tolist()]
+        return np.concatenate([self.rows[:0], *parts])
+
+    def _count_values(self, rows: Mask | None) -> NDArray[np.int64]:
+        """Returns for each code the number of rows that have it, of all or of some."""
+        if self.ends is not None and self.rows is not None:
+            before = None if rows is None else np.concatenate(([0], np.cumsum(rows[self.rows])))
+            counts: NDArray[np.int64] = np.diff(self.ends if before is None else before[self.ends], prepend=0)
+            return counts
         codes = self.codes
         if rows is not None:
             codes = codes[rows if self.rows is None else rows[self.rows]]
         # The first element counts the rows without the attribute.
-        counts = np.bincount(codes.astype(np.int64) + 1, minlength=self.size + 1)[1:]
+        return np.bincount(codes.astype(np.int64) + 1, minlength=self.size + 1)[1:]
+
+    def facet(self, name: str, limit: int, rows: Mask | None, contains: str) -> Facet:
+        counts = self._count_values(rows)
         found = np.flatnonzero(counts)
         if contains:
             wanted = contains.casefold()
@@ -200,6 +312,8 @@ class Columns:
         self._entries = arrays["column/entries"]
         self.names: Sequence[str] = Texts(arrays["column/names/offsets"], arrays["column/names/blob"])
         """The attributes that at least one row has, sorted."""
+        self._recent: dict[str, _Column] = {}
+        """Columns that rankings have read, of which there are few: opening one takes as long as a search."""
 
     def __len__(self) -> int:
         return self._count
@@ -212,18 +326,50 @@ class Columns:
     def _column(self, number: int) -> _Column:
         return _Column(self._data, _Entry(*self._entries[number].tolist()), self._count)
 
+    def instants(self, name: str) -> Sequence[int]:
+        """Returns the dates among the values of an attribute, sorted."""
+        number = self._number(name)
+        return () if number is None else self._column(number).instants.data
+
     def mask(self, filter: Filter) -> Mask:
         """Returns for each row whether it matches the filter; equals `filter.matches` of the row."""
         mask = np.ones(len(self), np.bool_)
         for name, condition in filter.conditions:
             number = self._number(name)
             if number is not None:
-                mask &= self._column(number).mask(condition, len(self))
+                mask &= self._column(number).mask(condition)
             elif not condition.matches(None):
                 mask[:] = False
         for negated in filter.negated:
             mask &= ~self.mask(negated)
+        if filter.alternatives:
+            mask &= np.logical_or.reduce([self.mask(one) for one in filter.alternatives])
         return mask
+
+    def group_size(self, name: str) -> float:
+        """Returns how many rows have the same value of an attribute on average; 1 if none has it."""
+        number = self._number(name)
+        if number is None:
+            return 1.0
+        entry = _Entry(*self._entries[number].tolist())
+        return entry.holders / max(1, entry.numbers + entry.texts)
+
+    def values(self, name: str, rows: NDArray[np.integer[Any]]) -> list[Attribute | None] | None:
+        """Returns the value of an attribute in each of some rows; None for those without it.
+
+        Returns None if some rows have several values: they are listed by value, not by row.
+        """
+        column = self._recent.get(name)
+        if column is None:
+            number = self._number(name)
+            if number is None:
+                return [None] * len(rows)
+            column = self._column(number)
+            # A copy of the keys: other threads add to it concurrently.
+            for oldest in list(self._recent)[: 1 - _RECENT_COLUMNS]:
+                self._recent.pop(oldest, None)
+            self._recent[name] = column
+        return None if column.ends is not None else column.values(rows)
 
     def facets(
         self, limit: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""

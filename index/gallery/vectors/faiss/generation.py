@@ -33,6 +33,7 @@ from index.gallery.vectors.faiss.searcher import (
     write_index,
 )
 from index.gallery.vectors.faiss.settings import FaissSettings
+from index.items import EXPIRES_AT, parse_attributes
 
 INDEX_FILE, RECORDS_FILE, MANIFEST_FILE = "index.faiss", "records.arrays", "manifest.json"
 _REMEDY = "Rebuild it: lookalike gallery compact."
@@ -43,7 +44,7 @@ DEAD = -1
 class Manifest(Frozen):
     """`manifest.json`: what the other files of a generation hold."""
 
-    schema_version: Literal[6] = 6
+    schema_version: Literal[7] = 7
     name: str
     bundle_id: str
     revision: int = Field(description="the store's revision that it reflects")
@@ -145,6 +146,8 @@ class Generation:
         self._digests = arrays["digests"]
         self._image_ids = Texts(arrays["images/offsets"], arrays["images/blob"])
         self._items = Texts(arrays["items/offsets"], arrays["items/blob"])
+        self.expiries: Sequence[int] = self.columns.instants(EXPIRES_AT)
+        """The instants at which its items expire, sorted."""
         self.alive = self.keys != DEAD
         self.images = int(np.count_nonzero(self.alive))
         self.max_images_per_item = int(np.bincount(self.owners[self.alive]).max(initial=0)) if self.images else 0
@@ -160,7 +163,7 @@ class Generation:
 
     def item(self, owner: int) -> Item:
         item_id, title, url, attributes = json.loads(self._items[owner])
-        return Item.model_construct(id=item_id, title=title, url=url, attributes=attributes)
+        return Item.model_construct(id=item_id, title=title, url=url, attributes=parse_attributes(attributes))
 
     def image(self, position: int) -> StoredImage:
         digest = self._digests[position].tobytes().hex()

@@ -21,6 +21,7 @@ from index.gallery.vectors.faiss.generation import (
     open_generation,
     read_manifest,
 )
+from index.gallery.vectors.faiss.gpu import GpuPool, load_vectors
 from index.gallery.vectors.faiss.masked import MaskedGeneration
 from index.gallery.vectors.faiss.settings import FaissSettings
 
@@ -34,17 +35,28 @@ class FaissIndex:
 
     engine = "faiss"
 
-    def __init__(self, directory: Path, store: ItemStore, settings: FaissSettings | None = None) -> None:
+    def __init__(
+        self, directory: Path, store: ItemStore, settings: FaissSettings | None = None, gpus: GpuPool | None = None
+    ) -> None:
+        """With `gpus` opened indexes are searched there if they fit: for a process that searches for long."""
+        self._gpus = gpus
         self._directory = directory
         self._root = directory / GENERATIONS
         self._store = store
         self._settings = settings or defaults.DEFAULT
 
     def open(self, bundle: BundleRow) -> MaskedGeneration:
-        directory = self._root / str(bundle.index_name)
-        generation, manifest = open_generation(directory, self._settings)
+        generation = self._open_checked(bundle)
+        if self._gpus:
+            searcher = generation.searcher
+            searcher.gpu = load_vectors(self._gpus, searcher.storage, self._settings)
+        size = _size(self._root / str(bundle.index_name))
+        return MaskedGeneration(generation, self._settings, size, generation.alive)
+
+    def _open_checked(self, bundle: BundleRow) -> Generation:
+        generation, manifest = open_generation(self._root / str(bundle.index_name), self._settings)
         _check_manifest(bundle, manifest)
-        return MaskedGeneration(generation, self._settings, _size(directory), generation.alive)
+        return generation
 
     def load(self, reader: StoreReader, bundle: BundleRow) -> MaskedGeneration:
         generation = Generation.in_memory(reader, bundle)
@@ -88,7 +100,7 @@ class FaissIndex:
     def files(self, bundle: BundleRow) -> dict[str, Path]:
         if bundle.index_name is None:
             return {}
-        self.open(bundle)  # checks every byte
+        self._open_checked(bundle)  # every byte
         return {
             f"{GENERATIONS}/{bundle.index_name}/{name}": self._root / bundle.index_name / name
             for name in GENERATION_FILES

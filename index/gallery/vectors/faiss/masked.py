@@ -1,5 +1,6 @@
 """A generation without what was removed or replaced since it was built."""
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.gallery.filters import Filter
-from index.gallery.types import Facet, IndexStats, Item, StoredImage
+from index.gallery.types import Attribute, Facet, IndexStats, Item, StoredImage
 from index.gallery.vectors.base import LocalSegment, Positions, Queries, Results
 from index.gallery.vectors.faiss.generation import Generation
 from index.gallery.vectors.faiss.searcher import AllowList, stored_vectors
@@ -39,6 +40,20 @@ class GenerationSegment(LocalSegment):
 
     def image(self, position: int) -> StoredImage:
         return self._generation.image(position)
+
+    def values(self, attribute: str, positions: Positions) -> list[Attribute | None]:
+        rows = self._generation.owners[positions]
+        values = self._generation.columns.values(attribute, rows)
+        if values is None:
+            return super().values(attribute, positions)
+        if self._items:
+            newer = map(self._items.get, self._generation.item_keys[rows].tolist())
+            values = [item.attributes.get(attribute) if item else old for item, old in zip(newer, values, strict=True)]
+        return values
+
+    def group_size(self, attribute: str) -> float:
+        generation = self._generation
+        return generation.columns.group_size(attribute) * generation.images / max(1, len(generation.item_keys))
 
     def positions(self) -> Positions:
         return np.arange(self.count) if self._selection is None else np.flatnonzero(self._selection.mask)
@@ -107,6 +122,11 @@ class MaskedGeneration:
     ) -> Iterator[Facet]:
         return self.generation.columns.facets(count, names, filter=filter, contains=contains)
 
+    def newest_expiry(self, instant: int) -> int | None:
+        expiries = self.generation.expiries
+        position = bisect_right(expiries, instant)
+        return expiries[position - 1] if position else None
+
     def is_due(self, pending: int) -> bool:
         if self.name is None:  # never built: everything is pending
             return self.settings.is_compaction_due(0, self.generation.images + pending)
@@ -124,4 +144,5 @@ class MaskedGeneration:
             target=plan.target,
             effort=plan.effort,
             bytes=self.bytes,
+            device=(gpu.device if (gpu := self.generation.searcher.gpu) else None) or "cpu",
         )

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from index._util.models import Frozen
 from index.errors import LookalikeError
 from index.gallery.vectors.faiss import settings as defaults
 from index.gallery.vectors.faiss.settings import FaissSettings, IndexKind
+
+if TYPE_CHECKING:
+    from index.gallery.vectors.faiss.gpu import GpuVectors
 
 Index = Any
 """A FAISS index; the library has no types."""
@@ -102,6 +105,8 @@ class Searcher:
         self.count: int = index.ntotal
         self._index = index
         self.storage = storage_of(index)
+        self.gpu: GpuVectors | None = None
+        """The same vectors on GPUs, which are searched first."""
         if plan.kind == "hnsw":
             candidates = min(self.settings.entry_candidates, self.count // 16 + 1)
             self._entry_positions = np.linspace(0, self.count - 1, candidates).astype(np.int32)
@@ -122,6 +127,8 @@ class Searcher:
         """
         queries = np.ascontiguousarray(queries, dtype=np.float32)
         with thread_limit(1 if len(queries) == 1 else None):
+            if self.gpu and (found := self.gpu.search(queries, count, allowed)):
+                return found
             effort = self.plan.effort_for(count, filtered=filtered)
             if effort == SCAN:
                 return self._scan(queries, count, allowed)
@@ -165,7 +172,7 @@ class Searcher:
         A query's results are accepted only if there are enough within the depth that the effort was measured for. Far
         from all allowed vectors the true neighbours may be anywhere, and only a scan finds them.
         """
-        results = _empty_results(len(queries), count)
+        results = empty_results(len(queries), count)
         pending = np.arange(len(queries))
         scattered = self.settings.scattered_factor * count * self.count / max(1, allowed.count)
         depth = min(self.settings.near_factor * count, scattered)
@@ -194,7 +201,7 @@ class Searcher:
         if allowed is None:
             results = self.storage.search(queries, count)
         elif not allowed.count:
-            results = _empty_results(len(queries), count)
+            results = empty_results(len(queries), count)
         elif self._should_copy(allowed):
             positions, index = allowed.copy_vectors(self.storage)
             scores, found = index.search(queries, count)
@@ -222,7 +229,7 @@ def _search_with(index: Index, queries: Queries, count: int, parameters: Any) ->
     `search` takes none once `faiss.contrib.torch_utils` is imported, as libraries for training do.
     """
     library = faiss()
-    scores, positions = _empty_results(len(queries), count)
+    scores, positions = empty_results(len(queries), count)
     arrays = map(library.swig_ptr, (scores, positions))
     index.search_c(len(queries), library.swig_ptr(queries), count, *arrays, parameters)
     return scores, positions
@@ -331,7 +338,8 @@ def _list_parameters(refined: float, effort: int, quantizer_effort: float) -> An
     return library.IndexRefineSearchParameters(k_factor=refined, base_index_params=lists)
 
 
-def _empty_results(queries: int, count: int) -> Results:
+def empty_results(queries: int, count: int) -> Results:
+    """Returns results without any neighbour."""
     return np.full((queries, count), -np.inf, np.float32), np.full((queries, count), -1, np.int64)
 
 

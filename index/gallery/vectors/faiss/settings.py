@@ -79,6 +79,14 @@ class FaissSettings(Frozen):
         default=0.25, description="dead positions beyond which an index is rebuilt: they cost memory and search steps"
     )
 
+    gpu_share: float = Field(
+        default=0.25,
+        ge=0,
+        le=1,
+        description="share of each GPU's memory that one index may take; two are there while a new one is opened",
+    )
+    gpu_checks: int = Field(default=4, description="vectors of an index that check its copy on a GPU as queries")
+
     # Costs of searches in random vector reads. Only ratios matter: they choose between approximate search and scan.
     graph_step_cost: float = Field(default=16.0, description="per unit of efSearch")
     list_step_cost: float = Field(default=64.0, description="per inverted list read")

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from numpy.typing import NDArray
 
 from index.gallery.errors import IndexDamaged, SearchError
 from index.gallery.filters import Filter
-from index.gallery.types import Facet, IndexStats, Item, StoredImage
-from index.gallery.vectors.base import Positions, Queries, Results
+from index.gallery.types import Attribute, Facet, IndexStats, Item, StoredImage
+from index.gallery.vectors.base import GROUP_SIZE, LocalSegment, Positions, Queries, Results
 from index.gallery.vectors.faiss.masked import MaskedGeneration
 from index.gallery.vectors.faiss.searcher import EXACT, Searcher, exact_index
 from index.gallery.vectors.qdrant.collection import (
@@ -21,7 +22,7 @@ from index.gallery.vectors.qdrant.collection import (
     Content,
     Neighbours,
 )
-from index.gallery.vectors.qdrant.conditions import translate
+from index.gallery.vectors.qdrant.conditions import translate, translate_for_counting
 from index.gallery.vectors.qdrant.payload import Record
 from index.gallery.vectors.qdrant.settings import QdrantSettings
 
@@ -35,6 +36,11 @@ _MAX_WHOLE = 32
 """Points that a search returns with their vectors; of more, only those are fetched that may be among the first."""
 _MAX_NEAR = 256
 """Points with nearly equal scores among which a search looks for the best."""
+_MAX_SCANS = 8
+"""Query vectors for which a deep page lets Qdrant compare all vectors, and reads all scores of each. For more, it reads
+the vectors instead, once."""
+_BLOCK = 1024
+"""Points that are read at a time to be filtered: those that match only Qdrant's wider filter may be many."""
 _WIDEN_FACTOR = 4
 _Ranked = list[tuple[int, float]]
 """Points with their exact scores, best first."""
@@ -50,6 +56,8 @@ class QdrantBuiltIndex:
     state: CollectionState
     settings: QdrantSettings
     opened: float = field(default_factory=time.monotonic)
+    first_expiry: int | None = None
+    """An instant before which no item expires; None if none does."""
     gone: frozenset[int] = frozenset()
     """Keys of images that were removed, replaced or added since: the delta holds what there is of them."""
     whole_items: bool = True
@@ -71,10 +79,13 @@ class QdrantBuiltIndex:
     def facets(
         self, count: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""
     ) -> Iterator[Facet]:
-        known = self.collection.names(translate(None, first=True), self.state.fields)
-        matching = translate(filter, first=True)
+        known = self.collection.names(translate_for_counting(None), self.state.fields)
+        matching = translate_for_counting(filter)
         for name in [name for name in names if name in known] if names else known:
             yield self.collection.facet(name, count, matching, contains)
+
+    def newest_expiry(self, instant: int) -> int | None:
+        return instant if self.first_expiry is not None and self.first_expiry <= instant else None
 
     def is_due(self, pending: int) -> bool:
         is_old = time.monotonic() - self.opened > self.settings.max_age
@@ -172,6 +183,12 @@ class QdrantSegment:
             elif limit < count + _RANK_ALLOWANCE:
                 limit = count + _RANK_ALLOWANCE
             else:  # of the first points some may match only Qdrant's wider filter: then all are compared
+                bound = self._index.settings.exhaustive_up_to
+                if pending and self._filter and limit > bound + len(self._index.gone):
+                    raise SearchError(
+                        f"The filter has to be compared with more than {bound:,} images.",
+                        "Add a condition: texts with the same beginning are compared one by one.",
+                    )
                 limit = wanted = _WIDEN_FACTOR * limit
             effort = self._effort(limit) if effort else 0
 
@@ -185,13 +202,14 @@ class QdrantSegment:
 
     def _fetch(self, keys: Iterable[int], contents: dict[int, Content]) -> dict[int, bytes]:
         """Returns vectors, and keeps the records; leaves out what matches only Qdrant's wider filter."""
+        found: dict[int, bytes] = {}
         missing = [key for key in keys if key not in contents]
-        if missing:
-            contents.update(self._index.collection.contents(missing, self._index.settings.timeout))
-        wanted, found = self._filter, {}
-        for key in keys:
-            if key in contents and (wanted is None or wanted.matches(contents[key][0].attributes)):
-                self._records[key], found[key] = contents[key]
+        known = [{key: contents[key] for key in keys if key in contents}]
+        read = (self._index.collection.contents(block, self._index.settings.timeout) for block in _blocks(missing))
+        for part in chain(known, read):
+            for key, (record, vector) in part.items():
+                if self._filter is None or self._filter.matches(record.attributes):
+                    self._records[key], found[key] = record, vector
         return found
 
     def _rank(self, query: NDArray[np.float32], keys: list[int], vectors: Mapping[int, bytes]) -> _Ranked:
@@ -222,6 +240,13 @@ class QdrantSegment:
     def image(self, position: int) -> StoredImage:
         return self._record(position).parse()[1]
 
+    def group_size(self, attribute: str) -> float:
+        return GROUP_SIZE
+
+    def values(self, attribute: str, positions: Positions) -> list[Attribute | None]:
+        self.hold(positions)
+        return [self._records[key].attributes.get(attribute) for key in positions.tolist()]
+
     def _record(self, key: int) -> Record:
         if key not in self._records:
             self.hold(np.array([key]))
@@ -245,6 +270,11 @@ class QdrantSegment:
     def scores(self, queries: Queries, best: float, count: int) -> tuple[Positions, NDArray[np.float64]]:
         index = self._index
         bound = index.settings.exhaustive_up_to
+        too_many = SearchError(f"This search has more than {bound:,} images to page through.", "Narrow it by a filter.")
+        if len(queries) > _MAX_SCANS:
+            if index.collection.count(self._condition) > bound:
+                raise too_many
+            return LocalSegment.scores(self, queries, best, count)
         limit = min(bound + 1, index.state.images + len(index.gone) + 1)
         rough: dict[int, float] = {}
         for query in queries:
@@ -252,22 +282,26 @@ class QdrantSegment:
                 query[None], limit, filter=self._condition, owners=True, timeout=index.settings.write_timeout
             )  # fmt: skip
             if len(points) > bound:
-                raise SearchError(
-                    f"This search has more than {bound:,} images to page through.", "Narrow it by a filter."
-                )
+                raise too_many
             for key, score, item in points:
                 if key not in index.gone:
                     rough[key] = max(score, rough.get(key, -np.inf))
                     self._owners[key] = item
         if self._filter:
-            records = index.collection.records(list(rough))
-            rough = {key: rough[key] for key in rough if self._filter.matches(records[key].attributes)}
+            rough = {key: rough[key] for key, _ in self._matching(list(rough))}
         keys = np.array(sorted(rough, key=lambda key: -rough[key]), np.int64)
         scores = np.array([rough[key] for key in keys.tolist()], np.float64)
         near = self._near(keys, scores, best, count)
         vectors = self.vectors(keys[near]).astype(np.float64)
         scores[near] = (vectors @ queries.T.astype(np.float64)).max(axis=1, initial=-np.inf)
         return keys, scores
+
+    def _matching(self, keys: Sequence[int]) -> Iterator[tuple[int, Record]]:
+        """Yields those points that match the filter, and not only Qdrant's wider one."""
+        for block in _blocks(keys):
+            for key, record in self._index.collection.records(block).items():
+                if self._filter is None or self._filter.matches(record.attributes):
+                    yield key, record
 
     def _near(self, keys: Positions, scores: NDArray[np.float64], best: float, count: int) -> slice:
         """Returns the images that may be among those of the first `count` items from a score on, whatever the error."""
@@ -287,8 +321,7 @@ class QdrantSegment:
             key: item for key, item in self._index.collection.items(self._condition) if key not in self._index.gone
         }
         if self._filter is not None:
-            records = self._index.collection.records(list(owners))
-            owners = {key: record.item for key, record in records.items() if self._filter.matches(record.attributes)}
+            owners = {key: record.item for key, record in self._matching(list(owners))}
         self._owners = owners
         return np.sort(np.fromiter(owners, np.int64, len(owners)))
 
@@ -303,6 +336,11 @@ class QdrantSegment:
         """Returns vectors in half precision, as they are stored."""
         numbers = np.frombuffer(b"".join(vectors), "<f4")
         return numbers.reshape(-1, self._index.state.dimension).astype(np.float16)
+
+
+def _blocks(keys: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(keys), _BLOCK):
+        yield keys[start : start + _BLOCK]
 
 
 def _is_final(ranked: _Ranked, points: Neighbours, count: int) -> bool:

@@ -13,9 +13,20 @@ from index._util.models import Frozen
 from index.gallery.errors import IndexDamaged, IndexUnavailable
 from index.gallery.types import Facet
 from index.gallery.vectors.qdrant.nodes import Nodes, messages
-from index.gallery.vectors.qdrant.payload import FIRST, ITEM, NAMES, RECORD, Record, field, parse_token, read_record
+from index.gallery.vectors.qdrant.payload import (
+    FIRST,
+    ITEM,
+    LISTS,
+    NAMES,
+    RECORD,
+    Record,
+    field,
+    parse_seconds,
+    parse_token,
+    read_record,
+)
 from index.gallery.vectors.qdrant.settings import QdrantSettings
-from index.items import MAX_ATTRIBUTE_NAMES, MAX_FACETS
+from index.items import EXPIRES_AT, MAX_ATTRIBUTE_NAMES, MAX_FACETS
 
 _METADATA = "lookalike"
 _SCROLL = 10_000
@@ -31,7 +42,7 @@ SCORE_ERROR = 6e-4
 class CollectionState(Frozen):
     """What the metadata of a collection record about it."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     bundle_id: str
     dimension: int
     last: str = Field(description="the index's name before the step that wrote this")
@@ -89,7 +100,8 @@ class Collection:
         )
         self._admin("Create", request)
         types = q.FieldType
-        self._index({ITEM: types.FieldTypeInteger, FIRST: types.FieldTypeBool, NAMES: types.FieldTypeKeyword})
+        keywords = dict.fromkeys((NAMES, LISTS), types.FieldTypeKeyword)
+        self._index({ITEM: types.FieldTypeInteger, FIRST: types.FieldTypeBool, **keywords})
 
     def drop(self) -> None:
         self._admin("Delete", messages().DeleteCollection(collection_name=self.name))
@@ -128,7 +140,7 @@ class Collection:
     def index_attributes(self, fields: Iterable[tuple[str, str]]) -> None:
         """Creates payload indexes of some fields of attributes."""
         types = messages().FieldType
-        of_kind = {"v": types.FieldTypeKeyword, "n": types.FieldTypeFloat, "t": types.FieldTypeFloat}
+        of_kind = {"v": types.FieldTypeKeyword, **dict.fromkeys("ntd", types.FieldTypeFloat)}
         self._index({field(kind, name): of_kind[kind] for kind, name in fields})
 
     def _index(self, fields: Mapping[str, Any]) -> None:
@@ -276,6 +288,19 @@ class Collection:
         filter = q.Filter(must=[q.Condition(field=q.FieldCondition(key=ITEM, match=match))])
         for point in self._scroll(filter, _fields(ITEM, FIRST), None):
             yield point.id.num, point.payload[ITEM].integer_value, point.payload[FIRST].bool_value
+
+    def first_expiry(self) -> int | None:
+        """Returns an instant before which no item expires, close to the first; None if none does.
+
+        The attribute must be indexed.
+        """
+        q = messages()
+        path = field("d", EXPIRES_AT)
+        request = q.ScrollPoints(
+            collection_name=self.name, limit=1, order_by=q.OrderBy(key=path), with_payload=_fields(path)
+        )
+        found = self._nodes.call("Points", "Scroll", request, self._settings.write_timeout).result
+        return min((parse_seconds(point.payload, EXPIRES_AT) for point in found), default=None)
 
     def _scroll(self, filter: Any | None, fields: Any, limit: int | None) -> Iterator[Any]:
         q = messages()

@@ -21,6 +21,7 @@ from index.gallery.vectors.qdrant.collection import Collection, CollectionState
 from index.gallery.vectors.qdrant.nodes import Nodes, messages
 from index.gallery.vectors.qdrant.settings import QdrantAddress, QdrantSettings
 from index.gallery.vectors.qdrant.upload import fill_collection
+from index.items import EXPIRES_AT
 
 _REMEDY = "Rebuild it: lookalike gallery compact."
 _NAME = re.compile(r"(?P<collection>[^@]+)@(?P<revision>\d+)\.[0-9a-f]+")
@@ -68,7 +69,8 @@ class QdrantIndex:
         state = self._settled_state(collection, bundle)
         if (state.bundle_id, state.dimension) != (bundle.id, bundle.dimension) or revision != bundle.index_revision:
             raise IndexDamaged(f"The collection {collection.name} is not that of bundle {bundle.id}.", _REMEDY)
-        return QdrantBuiltIndex(collection, name, revision, state, self._settings)
+        expiry = collection.first_expiry() if ("d", EXPIRES_AT) in state.fields else None
+        return QdrantBuiltIndex(collection, name, revision, state, self._settings, first_expiry=expiry)
 
     def _parse(self, name: str, before_write: Callable[[], None] | None = None) -> tuple[Collection, int]:
         match = _NAME.fullmatch(name)

@@ -1,6 +1,5 @@
 """Fills a new collection from the store, and measures how deep its searches must look."""
 
-import json
 import secrets
 import time
 from collections import Counter, deque
@@ -11,11 +10,13 @@ import numpy as np
 
 from index.gallery.errors import IndexBuildError
 from index.gallery.store.base import BundleRow, FullImageRow, ImageRow, ItemStore
+from index.gallery.store.rows import parse_item
 from index.gallery.types import Item, Progress
 from index.gallery.vectors.qdrant.collection import Collection, CollectionState
 from index.gallery.vectors.qdrant.nodes import messages
 from index.gallery.vectors.qdrant.payload import attribute_fields, make_point
 from index.gallery.vectors.qdrant.settings import QdrantSettings
+from index.items import EXPIRES_AT
 
 _RECALL_AT = 10
 _ROUNDING = 1e-5
@@ -80,7 +81,7 @@ def to_list(vector: bytes) -> list[float]:
 
 
 def _item(row: FullImageRow) -> Item:
-    return Item.model_construct(id=row.item_id, title=row.title, url=row.url, attributes=json.loads(row.attributes))
+    return parse_item(row.item_id, row.title, row.url, row.attributes)
 
 
 class _Uploader:
@@ -122,7 +123,8 @@ def choose_fields(
 ) -> tuple[tuple[str, str], ...]:
     """Returns the fields to index: those chosen before, and those of the attributes that most items have."""
     fields = list(chosen)
-    attributes = {name for _, name in fields}
+    # The expiry in any case: the first one is found by its index.
+    attributes = {name for _, name in fields}.union(name for _, name in names if name == EXPIRES_AT)
     for (_, name), _ in names.most_common():
         if name not in attributes and len(attributes) < limit:
             attributes.add(name)

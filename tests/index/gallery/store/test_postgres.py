@@ -20,7 +20,7 @@ from index.gallery.settings import GallerySettings
 from index.gallery.store.base import ImageRecord
 from index.gallery.store.postgres import PostgresStore
 from index.gallery.store.postgres_connection import Connection, PostgresSettings, Server
-from index.gallery.store.postgres_schema import MIGRATIONS, migrate
+from index.gallery.store.postgres_schema import EXPIRY, HAS_EXPIRY, MIGRATIONS, migrate
 from index.gallery.types import Item
 from index.gallery.vectors.faiss.index import FaissIndex
 from tests.index.gallery.reference import BUNDLE, TRIO, make_entries, photo, unit, wait_until
@@ -270,7 +270,9 @@ def test_a_gallery_of_a_newer_release_is_refused(postgres_url: str, tmp_path: Pa
     open_gallery(postgres_url, create=True, cache=tmp_path).close()
     with closing(Server(postgres_url).connect(seconds=5)) as connection:
         connection.execute("UPDATE schema_version SET version = version + 1")
-    with pytest.raises(LookalikeError, match="schema version 2; this release reads versions up to 1"):
+    with pytest.raises(
+        LookalikeError, match=f"schema version {len(MIGRATIONS) + 1}; this release reads versions up to"
+    ):
         open_gallery(postgres_url, create=True, cache=tmp_path)
 
 
@@ -288,8 +290,23 @@ def test_a_gallery_of_an_older_release_is_migrated_by_one_of_several_that_open_i
         thread.join()
     with closing(server.connect(seconds=5)) as connection:
         assert connection.execute("SELECT text FROM notes").fetchall() == [("migrated",)]
-        assert connection.execute("SELECT version FROM schema_version").fetchall() == [(3,)]
+        assert connection.execute("SELECT version FROM schema_version").fetchall() == [(len(later),)]
         assert connection.execute("SELECT count(*) FROM items").fetchall() == [(3,)]
+
+
+def test_a_gallery_of_the_first_schema_gets_the_index_of_what_expires(postgres_url: str, tmp_path: Path) -> None:
+    with open_gallery(postgres_url, create=True, cache=tmp_path) as gallery:
+        items = [Item(id=f"{n}", attributes={"a": 'a"b', "expires_at": f"20{n}-01-01"}) for n in range(10, 40)]
+        gallery.upsert([(item, []) for item in items], "")
+    with closing(Server(postgres_url).connect(seconds=5)) as connection:
+        connection.execute("DROP INDEX items_by_expiry")
+        connection.execute("UPDATE schema_version SET version = 1")
+    with open_gallery(postgres_url, cache=tmp_path) as gallery:
+        with closing(Server(postgres_url).connect(seconds=5)) as connection:
+            connection.execute("SET enable_seqscan = off")
+            query = f"SELECT id FROM items WHERE {HAS_EXPIRY} AND ({EXPIRY}) COLLATE \"C\" <= '2026'"
+            assert "items_by_expiry" in str(connection.execute(f"EXPLAIN {query}").fetchall())
+        assert gallery.remove_expired() == sum(f"20{n}-01-01" < "2026-11" for n in range(10, 40))
 
 
 def test_the_schema_of_another_program_is_refused(postgres: PostgresServer, postgres_url: str, tmp_path: Path) -> None:

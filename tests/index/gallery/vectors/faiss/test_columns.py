@@ -12,24 +12,36 @@ from hypothesis import strategies as st
 from index.gallery.filters import Filter
 from index.gallery.vectors.faiss.arrays import open_arrays, write_arrays
 from index.gallery.vectors.faiss.columns import Columns, encode_columns
-from index.items import MAX_FACETS, MAX_INTEGER, Attribute, Facet
+from index.items import MAX_FACETS, MAX_INTEGER, Attribute, Facet, Item, Value, values_of
 
 Row = dict[str, Attribute]
 
 # Values that are easily confused, and rows with every pair of them; few rows have the attribute `rare`.
-NUMBERS: list[Attribute] = [0, -0.0, 1, 1.0, 0.1, 1e300, MAX_INTEGER, MAX_INTEGER - 1, -MAX_INTEGER]
-TEXTS: list[Attribute] = ["", "1", "true", "é", "e\u0301", "\uffff", "\U0001f375"]
-VALUES = [*NUMBERS, *TEXTS, False, True]
-ABSENT: list[Attribute] = [0.5, -1e300, 1e301, "0", "zz", "\U0001f376"]
+NUMBERS: list[Value] = [0, -0.0, 1, 1.0, 0.1, 1e300, MAX_INTEGER, MAX_INTEGER - 1, -MAX_INTEGER]
+TEXTS: list[Value] = ["", "1", "true", "é", "e\u0301", "\uffff", "\U0001f375"]
+DATES: list[Value] = [
+    "2026-11-19", "2026-11-19T00:00:00Z", "2026-11-19T02:00+03:00", "2026-11-18T23:59:59.999999", "2026-02-30"
+]  # fmt: skip
+SINGLE: list[Value] = [*NUMBERS, *TEXTS, *DATES, False, True]
+VALUES: list[Attribute] = [*SINGLE]
+ABSENT: list[Value] = [0.5, -1e300, 1e301, "0", "zz", "\U0001f376", "2026-11-19T00:00:00.000001Z", "0001-01-01"]
+LISTS: list[Attribute] = [(1, True, "1"), ("2026-11-18", "2026-11-20", "é"), (0.1, 1e300), ("", "true"), ("zz",)]
 PAIRS: list[Row] = [
     *({"price": price, "größe": size} for price in VALUES for size in VALUES),
     *({"price": value} for value in VALUES),
     *({"rare": value} for value in VALUES),
+    *({"price": several, "sizes": several} for several in LISTS),
+    *({"sizes": value} for value in VALUES),
     {},
 ]
 numbers, texts, values = st.sampled_from(NUMBERS), st.sampled_from(TEXTS), st.sampled_from(VALUES)
+dates = st.sampled_from([*DATES[:-1], ABSENT[-1]])
+# Validated as those of an item: equal values are kept once.
+lists = st.lists(st.sampled_from(SINGLE), min_size=1, max_size=4).map(
+    lambda found: Item(id="i", attributes={"a": tuple(found)}).attributes["a"]
+)
 names = st.sampled_from(["price", "größe", "rare"])
-rows = st.lists(st.dictionaries(names, values), max_size=12)
+rows = st.lists(st.dictionaries(names, values | lists), max_size=12)
 
 
 def ranges(bounds: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -43,17 +55,20 @@ conditions = (
     | st.lists(values, min_size=1, max_size=5)
     | ranges(numbers)
     | ranges(texts)
+    | ranges(dates)
+    | st.lists(values, min_size=1, max_size=3).map(lambda wanted: {"all": wanted})
     | st.builds(lambda wanted: {"exists": wanted}, st.booleans())
 )
 plain = st.dictionaries(names | st.just("unknown"), conditions, max_size=3)
 filters = st.recursive(
     plain,
     lambda inner: st.builds(
-        lambda outer, inner: {**outer, "not": inner},
+        lambda outer, key, inner: {**outer, key: [inner] if key == "any" and isinstance(inner, dict) else inner},
         plain,
+        st.sampled_from(["not", "any"]),
         inner.filter(bool) | st.lists(inner.filter(bool), min_size=1, max_size=3),
     ),
-    max_leaves=4,
+    max_leaves=6,
 )
 
 
@@ -64,6 +79,10 @@ filters = st.recursive(
 @example([{}, {"price": -0.0}], {"price": {"gte": 0}})
 @example([{}, {"price": 5}, {"price": 6}], {"price": {"gte": 5, "lte": 6}})
 @example([{}, {}, {}, {}, {"price": 5}], {"price": {"exists": False}})
+@example([{}, {"price": (1, 9)}, {"price": (5,)}], {"price": {"gt": 1, "lt": 9}})
+@example([{}, {"price": (1, 9)}, {"price": 1}], {"not": {"price": {"exists": True}}})
+@example([{}, {"price": ("1", 1, True)}, {"price": ("1", 1)}], {"price": {"all": ["1", True]}})
+@example([{"price": "2026-11-19"}, {"price": ("red", "2026-12-01")}], {"price": {"gt": "2026-11-19T01:00+01:00"}})
 @example([], {"price": {"exists": False}})
 def test_the_mask_of_a_filter_equals_its_result_for_each_row(rows: list[Row], document: dict[str, Any]) -> None:
     columns, wanted = Columns(encode_columns(rows)), Filter.parse(document)
@@ -77,7 +96,11 @@ def test_every_condition_and_its_negation_is_correct_for_every_pair_of_values() 
     bounds = [value for value in [*VALUES, *ABSENT] if not isinstance(value, bool)]
     conditions: list[object] = [*VALUES, *ABSENT, [True, "1", 0.5], {"exists": True}, {"exists": False}]
     conditions += [{comparison: bound} for comparison in ("gte", "gt", "lte", "lt") for bound in bounds]
-    for name, condition in product(["price", "größe", "rare", "unknown"], conditions):
+    conditions += [{"all": list(values_of(found))} for found in LISTS] + [
+        {"all": [1, True]},
+        {"all": ["", "true", "zz"]},
+    ]
+    for name, condition in product(["price", "größe", "rare", "sizes", "unknown"], conditions):
         for document in ({name: condition}, {"not": {name: condition}}):
             wanted = Filter.parse(document)
             assert columns.mask(wanted).tolist() == [wanted.matches(row) for row in PAIRS], document
@@ -87,14 +110,16 @@ def test_every_condition_and_its_negation_is_correct_for_every_pair_of_values() 
 @settings(deadline=None)
 @given(rows, st.integers(0, 4))
 def test_facets_count_the_values(rows: list[Row], limit: int) -> None:
-    expected: dict[str, dict[tuple[bool, Attribute], int]] = {}
+    expected: dict[str, dict[tuple[bool, Value], int]] = {}
     for row in rows:
-        for name, value in row.items():
+        for name, attribute in row.items():
             counts = expected.setdefault(name, {})
-            counts[isinstance(value, bool), value] = counts.get((isinstance(value, bool), value), 0) + 1
+            for value in values_of(attribute):
+                counts[isinstance(value, bool), value] = counts.get((isinstance(value, bool), value), 0) + 1
     columns = Columns(encode_columns(rows))
     facets = list(columns.facets(limit))
-    assert [facet.name for facet in facets] == sorted(expected, key=lambda name: (-sum(expected[name].values()), name))
+    holders = {name: sum(name in row for row in rows) for name in expected}
+    assert [facet.name for facet in facets] == sorted(expected, key=lambda name: (-holders[name], name))
     for facet in facets:
         assert list(columns.facets(limit, [facet.name])) == [facet]
         counts = expected[facet.name]
@@ -108,7 +133,7 @@ def test_facets_count_the_values(rows: list[Row], limit: int) -> None:
 def test_a_facet_lists_frequent_values_first_and_the_range_of_numbers() -> None:
     rows: list[Row] = [{"size": 4.5}, {"size": "large"}, {"size": 3}, {"size": "large"}, {"size": True}, {}]
     columns = Columns(encode_columns(rows))
-    values: list[tuple[Attribute, int]] = [("large", 2), (3, 1), (4.5, 1), (True, 1)]
+    values: list[tuple[Value, int]] = [("large", 2), (3, 1), (4.5, 1), (True, 1)]
     assert list(columns.facets(10)) == [Facet(name="size", values=values, minimum=3, maximum=4.5, distinct=4)]
     assert next(columns.facets(2)).values == values[:2]
 
@@ -119,6 +144,17 @@ def test_facets_are_the_attributes_of_most_rows_or_those_that_are_named() -> Non
     assert [facet.name for facet in columns.facets(1)] == ["brand", "size", *(f"rare-{n:03}" for n in range(98))]
     named = columns.facets(1, ["rare-199", "unknown", "size"])
     assert [(facet.name, facet.values) for facet in named] == [("rare-199", [(199, 1)]), ("size", [(1, 3)])]
+
+
+def test_a_facet_counts_an_item_once_for_each_of_its_values() -> None:
+    rows: list[Row] = [{"sizes": ("S", "M"), "sale": True}, {"sizes": ("M", "L")}, {"sizes": "M"}, {}]
+    columns = Columns(encode_columns(rows))
+    (facet,) = columns.facets(10, ["sizes"])
+    assert (facet.values, facet.distinct) == ([("M", 3), ("L", 1), ("S", 1)], 3)
+    (facet,) = columns.facets(10, ["sizes"], filter=Filter.parse({"sale": {"exists": False}}))
+    assert (facet.values, facet.distinct) == ([("M", 2), ("L", 1)], 2)
+    (facet,) = columns.facets(10, ["sizes"], contains="l")
+    assert facet.values == [("L", 1)]
 
 
 @settings(deadline=None)
@@ -134,7 +170,7 @@ def test_facets_under_a_filter_equal_those_of_the_matching_rows(rows: list[Row],
 
 def test_values_of_dense_and_sparse_columns_are_searched_in_any_case() -> None:
     rows: list[Row] = [{"name": value} for value in ("Straße", "STRASSE 5", "Weg", 5, 5.25, True)]
-    cases: dict[str, list[Attribute]] = {
+    cases: dict[str, list[Value]] = {
         "strasse": ["STRASSE 5", "Straße"],
         "5": [5, 5.25, "STRASSE 5"],
         "TRUE": [True],
@@ -160,12 +196,20 @@ def test_columns_can_be_read_from_a_file(tmp_path: Path) -> None:
     rows: list[Row] = [
         {"brand": "Acme", "price": n, "rare": "yes"} if n % 10 == 0 else {"price": n} for n in range(100)
     ]
+    rows = [{**row, "sizes": ("S", n % 7), "since": f"2026-01-{n % 28 + 1:02}"} for n, row in enumerate(rows)]
     write_arrays(tmp_path / "columns", encode_columns(rows))
     columns = Columns(open_arrays(tmp_path / "columns"))
-    assert list(columns.names) == ["brand", "price", "rare"]
+    assert list(columns.names) == ["brand", "price", "rare", "since", "sizes"]
     wanted = Filter.parse({"price": {"gte": 20, "lt": 60}, "rare": "yes", "not": {"price": [30, 50]}})
     assert np.flatnonzero(columns.mask(wanted)).tolist() == [20, 40]
     assert columns.mask(Filter.parse({"rare": {"exists": False}})).sum() == 90
+    assert columns.mask(Filter.parse({"sizes": {"all": ["S", 3]}})).sum() == 14
+    assert columns.mask(Filter.parse({"since": {"lt": "2026-01-03"}})).sum() == 8
+
+
+def test_lists_take_four_bytes_for_each_value() -> None:
+    arrays = encode_columns({"sizes": ("S", "M", n % 3)} for n in range(1_000))
+    assert sum(values.nbytes for values in arrays.values()) < 3_000 * 4 + 200
 
 
 @pytest.mark.parametrize(("distinct", "size"), [(100, 1), (127, 2), (5_000, 2), (33_000, 4)])

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from index.gallery import Gallery, open_gallery
 from index.gallery.errors import IndexUnavailable, SearchError
 from index.gallery.filters import Filter
 from index.gallery.types import Item, NewImage
+from index.gallery.vectors.qdrant.collection import Collection, Content, Neighbours
 from tests.index.gallery.reference import (
     BUNDLE,
     OTHER_BUNDLE,
@@ -255,6 +257,65 @@ def test_pages_beyond_the_bound_are_refused(qdrant_cluster: Cluster, prefix: str
             seen += [hit.item.id for hit in found.hits[0]]
             cursor = found.cursor
         assert len(seen) == len(set(seen)) == 600
+
+
+def test_an_item_with_many_images_is_compared_without_reading_all_scores_of_each(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(7)
+    entries = [(Item(id=f"{number}"), [photo("a", unit(*random.normal(size=8)))]) for number in range(1500)]
+    entries.append((Item(id="many"), [photo(f"{view}", unit(*random.normal(size=8))) for view in range(200)]))
+    gallery.upsert(entries, BUNDLE)
+    gallery.activate(BUNDLE)
+    read, search = [0], Collection.search
+
+    def count_points(*args: Any, **options: Any) -> list[Neighbours]:
+        answers = search(*args, **options)
+        read[0] += sum(map(len, answers))
+        return answers
+
+    monkeypatch.setattr(Collection, "search", count_points)
+    seen: list[str] = []
+    cursor: str | None = None
+    while cursor or not seen:
+        read[0] = 0
+        found = gallery.search_item("many", top=700, cursor=cursor)
+        assert read[0] < 200 * 1700 / 4, "each of the 200 images would read most of the others"
+        seen += [hit.item.id for hit in found.hits[0]]
+        cursor = found.cursor
+    reference = ReferenceGallery(entries)
+    hits = gallery.search_item("many", top=1000).hits[0]
+    reference.check(hits, reference.queries_of("many"), top=1000, exclude=["many"])
+    assert len(seen) == len(set(seen)) == 1500
+
+
+def test_a_filter_that_qdrant_cannot_compare_is_bounded(
+    qdrant_cluster: Cluster, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = QUICK.model_copy(update={"exhaustive_up_to": 1500})
+    entries = [
+        (Item(id=f"{number}", attributes={"path": f"category/shoes/{number:05}"}), [photo("a", unit(1, number, 3))])
+        for number in range(7000)
+    ]
+    largest, contents = [0], Collection.contents
+
+    def measure(*args: Any, **options: Any) -> dict[int, Content]:
+        found = contents(*args, **options)
+        largest[0] = max(largest[0], len(found))
+        return found
+
+    monkeypatch.setattr(Collection, "contents", measure)
+    query = unit(1, 0, 0)[None]
+    with open_gallery_on(qdrant_cluster.address(prefix), tmp_path / "gallery", settings=settings) as gallery:
+        gallery.upsert(entries, BUNDLE)
+        gallery.activate(BUNDLE)
+        few = Filter.parse({"path": {"lt": "category/shoes/06000", "gte": "category/shoes/05990"}})
+        with pytest.raises(SearchError, match="compared with more than 1,500 images"):
+            gallery.search(query, bundle_id=BUNDLE, top=5, filter=few)
+        near = Filter.parse({"path": {"gte": "category/shoes/00500"}})
+        hits = gallery.search(query, bundle_id=BUNDLE, top=5, filter=near).hits[0]
+        assert [hit.item.id for hit in hits] == ["500", "501", "502", "503", "504"]
+    assert 0 < largest[0] <= 1024
 
 
 def test_a_closed_gallery_has_no_connections(qdrant_cluster: Cluster, prefix: str, tmp_path: Path) -> None:

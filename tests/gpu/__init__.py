@@ -1,0 +1,1 @@
+"""Tests that need an NVIDIA GPU: `make test-gpu` runs them."""
