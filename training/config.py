@@ -42,7 +42,7 @@ class BackboneSettings(Settings):
 class LossSettings(Settings):
     """A loss of the registry and its own settings."""
 
-    name: str = "proxy_anchor"
+    name: str = "proxy_isa"
     settings: dict[str, Any] = {}
 
 
