@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from index.embedding.embedder import Embedder
     from index.errors import LookalikeError
     from index.gallery import Gallery, open_gallery
+    from index.gallery.examples import Example
     from index.gallery.filters import Filter
     from index.items import Item
+    from index.rankings import Ranking
     from service.client import AsyncClient, Client
     from training.losses.proxy_isa import ProxyISALoss
 
@@ -30,11 +32,13 @@ __all__ = [
     "Bundle",
     "Client",
     "Embedder",
+    "Example",
     "Filter",
     "Gallery",
     "Item",
     "LookalikeError",
     "ProxyISALoss",
+    "Ranking",
     "open_gallery",
 ]
 
@@ -43,11 +47,13 @@ _MODULES = {
     "Bundle": "index.embedding.bundle",
     "Client": "service.client",
     "Embedder": "index.embedding.embedder",
+    "Example": "index.gallery.examples",
     "Filter": "index.gallery.filters",
     "Gallery": "index.gallery",
     "Item": "index.items",
     "LookalikeError": "index.errors",
     "ProxyISALoss": "training.losses.proxy_isa",
+    "Ranking": "index.rankings",
     "open_gallery": "index.gallery",
 }
 

@@ -2,12 +2,14 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 _INSTANT = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
     r"(?:[T ](?:[01][0-9]|2[0-3]):[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?(?P<zone>Z|[+-][0-9]{2}(?::?[0-9]{2})?)?)?"
 )
 _DATE_LENGTH = len("2026-11-19")
+_MAX_LENGTH = len("2026-11-19T10:00:00.123456789+01:00")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _FIRST, _LAST = ((limit.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND for limit in (datetime.min, datetime.max))
@@ -18,6 +20,11 @@ def parse_instant(text: str) -> int | None:
 
     A date is its start in UTC, and a time without an offset is in UTC.
     """
+    return _parse(text) if _DATE_LENGTH <= len(text) <= _MAX_LENGTH else None
+
+
+@lru_cache(1 << 13)  # rules and the delta compare the same dates again and again
+def _parse(text: str) -> int | None:
     if not _INSTANT.fullmatch(text):
         return None
     try:

@@ -96,6 +96,8 @@ def check_expiry(value: object) -> str:
 def _check_attributes(attributes: dict[str, Attribute]) -> dict[str, Attribute]:
     """Returns the attributes without empty lists, and the expiry in its canonical form."""
     kept = {name: value for name, value in attributes.items() if value != ()}
+    if len(kept.keys() - {EXPIRES_AT}) > MAX_ATTRIBUTES:
+        raise ValueError(f"must have at most {MAX_ATTRIBUTES} items besides {EXPIRES_AT}, not {len(kept):,}")
     if EXPIRES_AT in kept:
         try:
             kept[EXPIRES_AT] = check_expiry(kept[EXPIRES_AT])

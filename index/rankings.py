@@ -23,6 +23,8 @@ MAX_EXAMPLES = 16
 """Photos and items that one search combines."""
 MAX_RANKINGS = 1000
 """Rankings that a gallery holds."""
+MAX_LENGTH = 100_000
+"""Characters of a stored ranking as JSON: all versions of one, or all rankings, are listed in one answer."""
 MAX_VERSIONS = 100
 """Versions of a ranking that are kept, the newest ones."""
 RANKING_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"

@@ -157,8 +157,9 @@ STATUS = {
     },
     "provider": "CPUExecutionProvider",
     "keys": False,
+    "scope": None,
     "urls": False,
-    "limits": {"max_body_bytes": 20971520, "max_pixels": 50000000, "max_batch": 16},
+    "limits": {"max_body_bytes": 20971520, "max_pixels": 50000000, "max_batch": 16, "max_examples": 16},
 }
 METRICS = """\
 # HELP lookalike_requests_total Requests answered; status 499: the client left.

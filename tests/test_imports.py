@@ -63,8 +63,8 @@ def test_importing_lookalike_loads_none_of_its_packages() -> None:
 
 def test_the_public_names_are_these() -> None:
     assert lookalike.__all__ == [
-        *("AsyncClient", "Bundle", "Client", "Embedder", "Filter", "Gallery", "Item"),
-        *("LookalikeError", "ProxyISALoss", "open_gallery"),
+        *("AsyncClient", "Bundle", "Client", "Embedder", "Example", "Filter", "Gallery", "Item"),
+        *("LookalikeError", "ProxyISALoss", "Ranking", "open_gallery"),
     ]
     for name in lookalike.__all__:
         assert getattr(lookalike, name).__name__ == name

@@ -14,6 +14,9 @@ from index.rankings import MAX_EXAMPLES, Combination
 _MIN_LENGTH = 1e-4
 """Length of a sum of unit vectors below which its direction is only rounding."""
 
+_MIN_RATIO = 1e-6
+"""A positive weight counts at least as much, compared with a negative one: scores must stay finite."""
+
 
 class Example(NamedTuple):
     """A photo, by its vector, or an item of the gallery; the weight is negative for what items should not be like."""
@@ -52,6 +55,8 @@ def check_examples(examples: Sequence[Example]) -> None:
 
 def combine(examples: Sequence[WeightedVectors], how: Combination) -> CombinedQuery:
     """Returns the query of some examples; of weights only the ratios count."""
+    largest = max(abs(example.weight) for example in examples)
+    examples = [example._replace(weight=example.weight / largest) for example in examples]
     return _mean(examples) if how == "mean" else _best(examples)
 
 
@@ -85,5 +90,7 @@ def _best(examples: Sequence[WeightedVectors]) -> CombinedQuery:
     group = np.concatenate([example.rows * np.float32(example.weight / largest) for example in wanted])
     if not unwanted:
         return CombinedQuery(group)
-    weights = [np.full(len(example.rows), -example.weight / largest, np.float32) for example in unwanted]
+    weights = [
+        np.full(len(example.rows), -example.weight / max(largest, _MIN_RATIO), np.float32) for example in unwanted
+    ]
     return CombinedQuery(group, Negatives(np.concatenate([one.rows for one in unwanted]), np.concatenate(weights)))

@@ -182,7 +182,7 @@ class Filter:
     @classmethod
     def parse(cls, document: object) -> "Filter":
         """Parses decoded JSON; `{}` matches everything. Raises FilterError."""
-        return _Parser().filter(document, "filter", depth=0)
+        return FilterParser().parse(document)
 
     def matches(self, attributes: Mapping[str, Attribute]) -> bool:
         """Returns whether an item with these attributes passes: the reference that every engine must agree with."""
@@ -210,14 +210,18 @@ class Filter:
         return document
 
 
-class _Parser:
-    """Parses one filter; counts conditions and values, because the limits apply to the filter as a whole."""
+class FilterParser:
+    """Parses filters; counts conditions and values, because the limits apply to all of them together."""
 
     def __init__(self) -> None:
         self._conditions = 0
         self._values = 0
 
-    def filter(self, document: object, path: str, depth: int) -> Filter:
+    def parse(self, document: object) -> Filter:
+        """Parses decoded JSON. Raises FilterError."""
+        return self._filter(document, "filter", depth=0)
+
+    def _filter(self, document: object, path: str, depth: int) -> Filter:
         if depth > MAX_DEPTH:
             raise FilterError(
                 f"{path} is nested deeper than {MAX_DEPTH} times.", "Use fewer `not` and `any` inside each other."
@@ -255,7 +259,7 @@ class _Parser:
 
     def _filters(self, documents: Mapping[str, object], depth: int, effect: str, missing: str) -> tuple[Filter, ...]:
         """Parses filters by their paths; refuses an empty one. Returns each once, in the canonical order."""
-        found = {self.filter(document, path, depth + 1): path for path, document in documents.items()}
+        found = {self._filter(document, path, depth + 1): path for path, document in documents.items()}
         if Filter() in found:
             raise FilterError(f"{found[Filter()]} is {{}}, {effect}.", f"Leave it out, or add {missing}.")
         return tuple(sorted(found, key=lambda one: json.dumps(one.document, sort_keys=True)))

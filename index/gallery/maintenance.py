@@ -65,23 +65,29 @@ class ExpiredItems:
         self._store = store
         self._settings = settings
         self._removed = -inf
-        """When they were last removed."""
+        """When they were last removed; minus infinity if some are left."""
 
     def remove(self) -> int:
         """Removes what has expired until now, some items at a time; returns their number."""
         instant, removed = current_instant(), 0
-        while not self._store.is_read_only:
-            count = self._store.delete_expired(instant, self._settings.expiry_batch)
+        while True:
+            count = self._remove_some(instant)
             removed += count
             if count < self._settings.expiry_batch:
-                break
-        return removed
+                return removed
 
     def remove_if_due(self) -> None:
-        """Removes what has expired, unless that was done a short time ago."""
+        """Removes some items that have expired, unless all of them were removed a short time ago.
+
+        Not all at once: in between, the process follows writes, and can be stopped.
+        """
         if monotonic() - self._removed >= self._settings.expiry_seconds:
-            self._removed = monotonic()
-            self.remove()
+            self._removed = monotonic()  # also if it fails, as with a full disk
+            if self._remove_some(current_instant()) == self._settings.expiry_batch:
+                self._removed = -inf
+
+    def _remove_some(self, instant: int) -> int:
+        return 0 if self._store.is_read_only else self._store.delete_expired(instant, self._settings.expiry_batch)
 
 
 class Maintainer:

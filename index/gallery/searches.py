@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from index.gallery.cursors import PageStart, decode_cursor, encode_cursor, hash_query
 from index.gallery.errors import IndexDamaged, ItemMissing, RankingMissing, SearchError
 from index.gallery.examples import Example, WeightedVectors
-from index.gallery.expiry import current_instant, hide_expired, is_expired
+from index.gallery.expiry import current_instant, is_expired
 from index.gallery.filters import Filter
 from index.gallery.ranking.pages import search_ranked
 from index.gallery.ranking.pins import PinReader
@@ -22,9 +22,11 @@ from index.gallery.types import Bounds, Hit, SearchResult
 from index.gallery.vectors.view import View
 from index.gallery.views import Views
 from index.items import MAX_TOP
-from index.rankings import MAX_RANKINGS, Ranking, StoredRanking, Window
+from index.rankings import Ranking, StoredRanking, Window
 
 _PLAIN = Ranking()
+_CACHED_RANKINGS = 64
+"""Stored rankings that are kept in memory."""
 
 
 def check_vectors(vectors: NDArray[np.float32], bundle: BundleRow) -> None:
@@ -129,7 +131,7 @@ class Searches:
             stored = self._store.read.ranking(ranking)
             if stored is None:
                 raise RankingMissing(ranking)
-            if len(self._rankings) >= MAX_RANKINGS:
+            if len(self._rankings) >= _CACHED_RANKINGS:
                 self._rankings.clear()
             self._rankings[ranking] = revision, stored
         return stored.ranking
@@ -154,7 +156,8 @@ class Searches:
             self._store.read,
             ranking.pin,
             view.bundle.key,
-            filter=hide_expired(filter, now),
+            filter=filter,
+            now=now,
             exclude=hidden,
             group_by=ranking.group_by,
         )

@@ -64,6 +64,11 @@ class Key(Frozen):
     expires: AwareDatetime | None = None
     rotated: AwareDatetime | None = None
 
+    @property
+    def scope(self) -> Scope:
+        """The scope that includes all others of the key."""
+        return max(self.scopes, key=SCOPES.index)
+
     def allows(self, scope: Scope) -> bool:
         """Whether one of the key's scopes is or includes this one."""
         return any(SCOPES.index(own) >= SCOPES.index(scope) for own in self.scopes)

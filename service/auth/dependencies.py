@@ -55,6 +55,7 @@ class RequireScope:
         request.state.key_id = key.id  # for the log, even when the scope is missing
         if not key.allows(self._scope):
             raise ProblemError(FORBIDDEN, f"The key {key.name!r} lacks the scope {self._scope}.")
+        request.state.key_scope = key.scope
         return key.id
 
 

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Path, Request, Response
 
 from index.gallery.errors import RankingMissing, VersionConflict
 from index.rankings import RANKING_NAME, Ranking, StoredRanking
+from service.answers import AnswerWriter, join_items
 from service.auth.dependencies import MaySearch, MayWrite
 from service.openapi import (
     DELETE_PROBLEMS,
@@ -19,7 +20,7 @@ from service.openapi import (
     example_response,
     ranking_response,
 )
-from service.problems import CONFLICT, RANKING_MISSING, ProblemError
+from service.problems import ANSWER_TOO_LARGE, CONFLICT, RANKING_MISSING, ProblemError
 from service.requests import Conditions, KnownQuery, etag, read_conditions, read_json
 from service.schemas.rankings import RankingsAnswer
 from service.state import AnswerDep, ServiceState, StateDep
@@ -38,11 +39,11 @@ Result = TypeVar("Result")
     summary="List rankings",
     response_model=RankingsAnswer,
     dependencies=[MaySearch, KnownQuery],
-    responses={200: _LIST, **error_responses(*READ_PROBLEMS)},
+    responses={200: _LIST, **error_responses(ANSWER_TOO_LARGE, *READ_PROBLEMS)},
 )
 async def list_rankings(state: StateDep, answer: AnswerDep) -> Response:
     """The newest version of each ranking, by name."""
-    return _listed(await state.admission.run("read", state.gallery.rankings), answer)
+    return _listed(state, await state.admission.run("read", state.gallery.rankings), answer)
 
 
 @router.get(
@@ -65,13 +66,13 @@ async def get_ranking(name: Name, state: StateDep, conditions: ConditionsDep, an
     summary="List the versions of a ranking",
     response_model=RankingsAnswer,
     dependencies=[MaySearch, KnownQuery],
-    responses={200: _LIST, **error_responses(RANKING_MISSING, *READ_PROBLEMS)},
+    responses={200: _LIST, **error_responses(RANKING_MISSING, ANSWER_TOO_LARGE, *READ_PROBLEMS)},
 )
 async def list_ranking_versions(name: Name, state: StateDep, answer: AnswerDep) -> Response:
     """The versions that are kept, the newest first."""
     versions = await state.admission.run("read", state.gallery.ranking_versions, name)
     _existing(name, versions[0] if versions else None)
-    return _listed(versions, answer)
+    return _listed(state, versions, answer)
 
 
 @router.get(
@@ -171,7 +172,7 @@ def _respond(stored: StoredRanking, answer: AnswerDep, status: int = 200) -> Res
     return Response(body, status, headers={"ETag": etag(stored.version)}, media_type="application/json")
 
 
-def _listed(rankings: list[StoredRanking], answer: AnswerDep) -> Response:
-    body = RankingsAnswer(rankings=rankings).model_dump_json().encode()
-    answer.add(len(body))
+def _listed(state: ServiceState, rankings: list[StoredRanking], answer: AnswerDep) -> Response:
+    writer = AnswerWriter(answer, state.settings.max_answer_bytes)
+    body = join_items(RankingsAnswer(rankings=[]), "rankings", [writer.encode(ranking) for ranking in rankings])
     return Response(body, media_type="application/json")

@@ -3,13 +3,14 @@
 import logging
 import sqlite3
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from index.embedding.bundle import BundleCard
 from index.errors import LookalikeError
 from index.gallery import Gallery, GalleryStats
 from index.jobs import JobRecord
+from index.rankings import MAX_EXAMPLES
 from service.auth.dependencies import MaySearch
 from service.openapi import METRICS, STATUS, error_responses, example_response
 from service.problems import ACCESS_PROBLEMS, INDEX_UNAVAILABLE, NOT_READY, OVERLOADED, ProblemError
@@ -32,16 +33,20 @@ _OK = {"status": "ok"}
     responses={200: example_response(STATUS), **error_responses(OVERLOADED, INDEX_UNAVAILABLE, *ACCESS_PROBLEMS)},
     dependencies=[MaySearch, KnownQuery],
 )
-async def get_status(state: StateDep) -> Status:
+async def get_status(request: Request, state: StateDep) -> Status:
     settings, model = state.settings, state.active_model.loaded
     return Status(
         gallery=_gallery_status(await state.admission.run("status", state.gallery.stats)),
         bundle=_bundle_status(model.bundle.card) if model else None,
         provider=model.embedder.provider if model else None,
         keys=state.keys is not None,
+        scope=request.state.key_scope if state.keys is not None else None,
         urls=state.fetcher is not None,
         limits=Limits(
-            max_body_bytes=settings.max_body_bytes, max_pixels=settings.max_pixels, max_batch=settings.max_batch
+            max_body_bytes=settings.max_body_bytes,
+            max_pixels=settings.max_pixels,
+            max_batch=settings.max_batch,
+            max_examples=MAX_EXAMPLES,
         ),
     )
 

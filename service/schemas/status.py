@@ -1,9 +1,12 @@
 """The wire types of the service's state."""
 
+from typing import Literal
+
 from pydantic import BaseModel, Field
 from typing_extensions import TypeAliasType
 
 Metrics = TypeAliasType("Metrics", dict[str, float])
+Scope = TypeAliasType("Scope", Literal["search", "write", "admin"])
 
 
 class IndexStatus(BaseModel):
@@ -46,6 +49,7 @@ class Limits(BaseModel):
     max_body_bytes: int
     max_pixels: int
     max_batch: int
+    max_examples: int = Field(description="photos and items that one search combines")
 
 
 class Status(BaseModel):
@@ -55,6 +59,7 @@ class Status(BaseModel):
     bundle: BundleStatus | None = Field(description="null in an empty gallery without a configured bundle")
     provider: str | None = Field(description="the ONNX Runtime execution provider")
     keys: bool = Field(description="whether requests need an API key")
+    scope: Scope | None = Field(description="the widest scope of the request's key; null without keys")
     urls: bool = Field(description="whether `image_url` is enabled")
     limits: Limits
 

@@ -3,13 +3,18 @@
 import { onBoxChange } from "./box.js";
 import { element } from "./dom.js";
 import { clearFilter, loadFacets, onFilterChange } from "./filters.js";
-import { loadMore, refine, restoreFromUrl, retry, searchExample, searchPhoto, setGallery } from "./search.js";
+import { onOptionsChange } from "./options.js";
+import { showRankings } from "./rankings.js";
+import {
+  addPhotos, loadMore, refine, restoreFromUrl, retry, searchExample, searchPhoto, setGallery,
+} from "./search.js";
 import { pollStatus } from "./status.js";
 import { onPhoto, showExamples } from "./upload.js";
 
-onPhoto(searchPhoto);
+onPhoto(searchPhoto, addPhotos);
 onBoxChange((box) => refine({ box }));
 onFilterChange((filter) => refine({ filter }));
+onOptionsChange(refine);
 element("show-more").addEventListener("click", loadMore);
 element("retry").addEventListener("click", retry);
 element("no-results-clear").addEventListener("click", clearFilter);
@@ -37,8 +42,9 @@ async function loadExamples() {
   }
 }
 
-async function updateGallery({ gallery, limits }) {
-  setGallery(gallery.items, limits.max_body_bytes);
+async function updateGallery({ gallery, limits, keys, scope }) {
+  setGallery(gallery.items, limits);
+  showRankings(!keys || scope !== "search");
   if (!hasExamples) loadExamples();
   if (gallery.index.name !== generation && await loadFacets(gallery)) generation = gallery.index.name;
 }

@@ -6,13 +6,16 @@ import { formatValue } from "./item.js";
 const COLLAPSED_VALUES = 6; // shown until the list is expanded
 const TYPING_MS = 250; // until a pause in typing starts a search
 
-/** Creates the control of an attribute. Calls `onSelect` with the checked values, `onSearch` when the text changed. */
+/** Creates the control of an attribute, with the functions that it calls.
+ *
+ * `onSelect` gets the checked values and whether an item must have all of them, `onSearch` the control whose text
+ * changed. */
 export function createChoices(facet, onSelect, onSearch) {
   const node = cloneTemplate("choices");
   node.dataset.name = facet.name;
   node.querySelector("legend").textContent = heading(facet.name);
-  node.querySelector(".chips").addEventListener("change", () => {
-    onSelect([...node.querySelectorAll(".chip input:checked")].map(({ value }) => JSON.parse(value)));
+  node.addEventListener("change", ({ target }) => {
+    if (target.type === "checkbox") onSelect(checkedValues(node), node.querySelector(".match-all input").checked);
   });
   node.querySelector(".show-all").addEventListener("click", () => {
     const [first] = hiddenChips(node);
@@ -43,6 +46,16 @@ function addSearch(node, distinct, onSearch) {
 /** Returns the text that the values of a control are searched for. */
 export const searchText = (node) => node.querySelector("[type=search]").value.trim();
 
+/** Returns the values whose boxes are checked. */
+export const checkedValues = (node) => [...node.querySelectorAll(".chip input:checked")]
+  .map(({ value }) => JSON.parse(value));
+
+/** Offers to ask for all checked values, which an item of a list has. */
+export function offerAll(node) {
+  node.dataset.lists = "yes";
+  update(node);
+}
+
 /** Shows values with their counts, and the checked ones even if they are not among them. */
 export function showValues(node, { values, distinct }) {
   const chips = node.querySelector(".chips");
@@ -67,8 +80,9 @@ export function showUncounted(node, { values, distinct }) {
   update(node);
 }
 
-/** Checks the boxes of these values. */
-export function checkValues(node, wanted) {
+/** Checks the boxes of these values, of which an item must have any or all. */
+export function checkValues(node, wanted, all) {
+  node.querySelector(".match-all input").checked = all;
   const texts = new Set(wanted.map((value) => JSON.stringify(value)));
   for (const box of node.querySelectorAll(".chip input")) box.checked = texts.delete(box.value);
   const missing = [...texts].map((text) => createChip(JSON.parse(text))); // too rare to be in the list
@@ -117,6 +131,8 @@ function update(node) {
   const note = count === 0 ? noteOf(node) : "";
   node.querySelector(".values-note").textContent = note;
   node.querySelector(".values-note").hidden = note === "";
+  const all = node.querySelector(".match-all");
+  all.hidden = !(all.querySelector("input").checked || (node.dataset.lists && checkedValues(node).length > 1));
   node.hidden = chips.children.length === 0 && !searched; // no item that matches the other filters has it
 }
 

@@ -6,12 +6,12 @@ import { createTitle, formatValue, isolate } from "./item.js";
 
 const dialog = element("item-dialog");
 let shown = null; // the result whose details are shown
-let searchSimilar = () => {};
+let actions = {}; // of its buttons
 
 /** Opens the dialog with a result; the other photos of the item follow when they are loaded. */
-export async function showDetails(item, onSimilar) {
+export async function showDetails(item, itemActions) {
   shown = item;
-  searchSimilar = onSimilar;
+  actions = itemActions;
   showItem({ ...item, images: [item.image] });
   element("item-problem").textContent = "";
   dialog.setAttribute("aria-busy", "true");
@@ -54,7 +54,10 @@ function createRow([name, value]) {
 }
 
 element("item-close").addEventListener("click", () => dialog.close());
-element("item-similar").addEventListener("click", () => searchSimilar(shown)); // the new search closes the dialog
+// A new search closes the dialog.
+element("item-similar").addEventListener("click", () => actions.searchSimilar(shown));
+element("item-like").addEventListener("click", () => actions.like(shown));
+element("item-unlike").addEventListener("click", () => actions.unlike(shown));
 dialog.addEventListener("click", (event) => {
   if (event.target === dialog) dialog.close(); // the backdrop: everything else is inside the content
 });

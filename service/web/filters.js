@@ -1,8 +1,11 @@
 // Filters for the gallery's attributes: checkboxes for values and ranges for numbers, combined into the JSON filter.
 
 import { fetchJson } from "./api.js";
-import { checkValues, createChoices, searchText, showUncounted, showValues } from "./choices.js";
+import {
+  checkedValues, checkValues, createChoices, offerAll, searchText, showUncounted, showValues,
+} from "./choices.js";
 import { cloneTemplate, element, heading } from "./dom.js";
+import { isGroup, offerGroups } from "./options.js";
 
 const MAX_VALUES = 100; // per attribute
 const MAX_UNIQUE_VALUES = 50; // an attribute with more values, each of one item, is a name and not a category
@@ -31,22 +34,26 @@ export async function loadFacets(gallery) {
     if (error.retryable) return false;
   }
   if (element("facets").contains(document.activeElement)) return false; // the user is editing a filter
+  offerGroups(loaded);
   facets = loaded.filter((facet) => isUseful(facet, gallery));
   facets.sort((a, b) => rank(a) - rank(b) || a.distinct - b.distinct); // coarse categories first
   const controls = facets.map((facet) => isNumeric(facet) ? createRange(facet)
-    : createChoices(facet, (values) => setCondition(facet.name, values.length > 1 ? values : values[0]), updateCounts));
+    : createChoices(facet, (values, all) => setCondition(facet.name, conditionOf(values, all)), updateCounts));
   element("facets").replaceChildren(...controls);
   showFilter(filter);
   return true;
 }
+
+const conditionOf = (values, all) => values.length > 1 ? (all ? { all: values } : values) : values[0];
 
 const isNumeric = ({ distinct, values }) => distinct > 1 && values.every(({ value }) => typeof value === "number");
 
 /** Orders categories first, then attributes that only some items have, then numbers. */
 const rank = (facet) => isNumeric(facet) ? 2 : Number(facet.distinct === 1);
 
-function isUseful({ distinct, values }, { items, index: { pending } }) {
+function isUseful({ name, distinct, values }, { items, index: { pending } }) {
   const [{ value, count }] = values;
+  if (isGroup(name)) return false;
   if (distinct === 1) return count > 1 && count < items - pending; // useful only if some items lack it
   return !(distinct > MAX_UNIQUE_VALUES && count === 1 && typeof value === "string");
 }
@@ -71,13 +78,31 @@ function loadAnswer(address) {
   return answers.get(address);
 }
 
-/** Returns the address of what a control shows: the items that match all conditions but its own. */
+/** Returns the address of what a control shows: the items that match all conditions but its own.
+ *
+ * When an item must have all of its values, each further one is a further condition: then its own counts too. */
 function addressOf(node) {
   const { name } = node.dataset;
-  const { [name]: _, ...others } = filter;
+  const { [name]: condition, ...rest } = filter;
+  const others = isAll(condition) ? filter : rest;
   const contains = node.matches(".range") ? "" : searchText(node);
   // Attributes without a condition share one request.
   return formatAddress({ filter: others, ...((Object.hasOwn(filter, name) || contains) && { name }), contains });
+}
+
+/** Offers to ask for all checked values if an item with one of them has several values. */
+async function detectLists(node) {
+  const { name } = node.dataset;
+  const checked = checkedValues(node);
+  if (node.dataset.lists || checked.length < 2) return;
+  try {
+    const answers = await Promise.all(checked.slice(0, 2).map((value) => loadAnswer(
+      formatAddress({ name, filter: { [name]: value } }),
+    )));
+    if (answers.some((found) => found.some(({ distinct }) => distinct > 1))) offerAll(node);
+  } catch (error) {
+    if (error.status === undefined) throw error; // else there is no switch until the next change
+  }
 }
 
 /** Shows the values and counts under the current filter; without counts if they cannot be loaded. */
@@ -146,9 +171,13 @@ export function showFilter(newFilter) {
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
+const isAll = (condition) => isObject(condition) && Array.isArray(condition.all);
+
 function showChoices(node, condition) {
-  const wanted = condition === undefined || isObject(condition) ? [] : [condition].flat();
-  checkValues(node, wanted);
+  const wanted = isAll(condition) ? condition.all : condition === undefined || isObject(condition) ? []
+    : [condition].flat();
+  checkValues(node, wanted, isAll(condition));
+  detectLists(node);
   return wanted.length > 0;
 }
 

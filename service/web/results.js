@@ -4,6 +4,7 @@ import { Problem } from "./api.js";
 import { showDetails } from "./details.js";
 import { announce, cloneTemplate, element, pluralize } from "./dom.js";
 import { createTitle, formatFact, formatPrice, isolate } from "./item.js";
+import { isGroup } from "./options.js";
 
 const results = element("results");
 const groups = new Map(); // cards by the URL of their photo, which contains its digest
@@ -38,11 +39,12 @@ export function showLoading(isNew, count) {
   setState("searching");
 }
 
-export function showResults(title, { items, cursor, milliseconds }, onSimilar) {
+export function showResults(title, { items, cursor, milliseconds }, actions) {
   setTitle(title);
+  if (results.contains(document.activeElement)) element("results-title").focus({ preventScroll: true });
   results.replaceChildren();
   groups.clear();
-  for (const item of items) addCard(item, onSimilar);
+  for (const item of items) addCard(item, actions);
   const { decode, embed, search } = milliseconds;
   const stages = [["decode", decode], ["embed", embed], ["search", search]].filter(([, time]) => time > 0);
   element("timings").textContent = stages.map(([stage, time]) => `${stage} ${formatTime(time)}`).join(" · ");
@@ -54,8 +56,8 @@ export function showResults(title, { items, cursor, milliseconds }, onSimilar) {
 }
 
 /** Appends the next page and moves the focus to its first card. */
-export function appendResults({ items, cursor }, onSimilar) {
-  const cards = items.map((item) => addCard(item, onSimilar));
+export function appendResults({ items, cursor }, actions) {
+  const cards = items.map((item) => addCard(item, actions));
   announce(`${pluralize(items.length, "more item")}.`);
   showPagination(cursor);
   setState("found");
@@ -99,8 +101,8 @@ export function showProblem(error, { keep = false } = {}) {
 // --- cards ----------------------------------------------------------------------------------------------
 
 /** Adds a result; one with the photo of an earlier one is collapsed behind it. */
-function addCard(item, onSimilar) {
-  const card = createCard(item, onSimilar);
+function addCard(item, actions) {
+  const card = createCard(item, actions);
   const group = groups.get(item.image.url);
   if (group) {
     group.at(-1).after(card);
@@ -123,7 +125,7 @@ function showGroup(group, isExpanded) {
   for (const card of group) card.toggleAttribute("data-expanded", isExpanded);
 }
 
-function createCard(item, onSimilar) {
+function createCard(item, actions) {
   const node = cloneTemplate("result");
   const find = (selector) => node.querySelector(selector);
   const name = item.title || item.id;
@@ -131,15 +133,23 @@ function createCard(item, onSimilar) {
 
   find("img").src = item.image.url;
   find(".similar").setAttribute("aria-label", `More like ${name}`);
-  find(".similar").addEventListener("click", () => onSimilar(item));
+  find(".similar").addEventListener("click", () => actions.searchSimilar(item));
+  find(".like").setAttribute("aria-label", `Like ${name} too`);
+  find(".like").addEventListener("click", () => actions.like(item));
+  find(".unlike").setAttribute("aria-label", `Less like ${name}`);
+  find(".unlike").addEventListener("click", () => actions.unlike(item));
   find(".title").append(createTitle(item));
   find(".title").title = name; // long titles are truncated, as are the facts
-  const facts = Object.entries(others).map((entry) => isolate(formatFact(entry)));
+  const facts = Object.entries(others).filter(([attribute]) => !isGroup(attribute))
+    .map((entry) => isolate(formatFact(entry)));
   find(".facts").append(...facts.flatMap((fact, index) => [index ? " · " : "", fact]));
   find(".facts").title = find(".facts").textContent;
   find(".price").textContent = formatPrice(price, currency);
   find(".details").setAttribute("aria-label", `Details of ${name}`);
-  find(".details").addEventListener("click", () => showDetails(item, onSimilar));
+  find(".details").addEventListener("click", () => showDetails(item, actions));
+  find(".variants").hidden = !actions.hasVariants(item);
+  find(".variants").setAttribute("aria-label", `All variants of ${name}`);
+  find(".variants").addEventListener("click", () => actions.showVariants(item));
   find(".same-photo").addEventListener("click", ({ target }) => {
     showGroup(groups.get(item.image.url), target.ariaExpanded !== "true");
   });

@@ -1,54 +1,109 @@
 // The search: its state, its requests, and the URL and history that belong to it.
 
-import { fetchBlob, fetchJson, Problem } from "./api.js";
+import { fetchJson } from "./api.js";
 import { showBox } from "./box.js";
 import { announce, element, showNotice } from "./dom.js";
 import { showFilter } from "./filters.js";
-import { formatFragment, PAGE_SIZE, parseFragment } from "./link.js";
+import { formatFragment, NO_OPTIONS, PAGE_SIZE, parseFragment } from "./link.js";
+import { showOptions } from "./options.js";
+import {
+  arrange, checkSize, encodeSearch, hideQuery, isSame, isShown, loadExamples, onExamplesChange, showExamples,
+} from "./query.js";
 import { appendResults, showLoading, showNoResults, showProblem, showResults } from "./results.js";
 
-// A query is {kind: "photo", blob}, {kind: "example", name} or {kind: "item", id}; a link can hold the last two.
-const NO_SEARCH = { query: null, box: null, filter: {}, limit: PAGE_SIZE };
+const NO_SEARCH = { examples: [], box: null, filter: {}, ...NO_OPTIONS, limit: PAGE_SIZE };
 let search = NO_SEARCH;
 let cursor = null;
 let running = null; // the AbortController of the current request: a new request aborts it
 let retryLast = () => {}; // repeats the request that failed last
-let gallery = { items: null, maxBytes: Infinity }; // until the status is loaded only the service enforces the limit
+let onSearched = () => {};
+// Until the status is loaded only the service enforces the limits.
+let gallery = { items: null, maxBytes: Infinity, maxExamples: Infinity };
 const photos = new Map(); // uploaded since the page was loaded, for going back to them; a link cannot hold them
 
-export function setGallery(items, maxBytes) {
-  gallery = { items, maxBytes };
+export function setGallery(items, { max_body_bytes: maxBytes, max_examples: maxExamples }) {
+  gallery = { items, maxBytes, maxExamples };
+}
+
+/** Calls `callback` whenever the results of a search are shown, except for further pages. */
+export function onSearch(callback) {
+  onSearched = callback;
 }
 
 // --- user actions ---------------------------------------------------------------------------------------
 
-export function searchPhoto(blob) {
+function keepPhoto(blob) {
   const photoId = `${performance.timeOrigin}/${photos.size}`; // the history outlives a reload, the photos do not
   photos.set(photoId, blob);
-  start({ kind: "photo", blob, photoId });
+  return { kind: "photo", blob, photoId };
 }
+
+const itemExample = ({ id, title, image }) => ({ kind: "item", id, title, picture: image.url });
+
+export const searchPhoto = (blob) => start(keepPhoto(blob));
 
 export const searchExample = (name) => start({ kind: "example", name });
 
-export const searchSimilar = ({ id, title, image }) => start({ kind: "item", id, title, picture: image.url });
+/** Adds photos to the examples of the search. */
+export const addPhotos = (blobs) => addExamples(blobs.map(keepPhoto));
 
-/** Repeats the search with another box or filter. */
+/** What the buttons of a result do. */
+const actions = {
+  searchSimilar: (item) => start(itemExample(item)),
+  like: (item) => addExamples([itemExample(item)]),
+  unlike: (item) => addExamples([{ ...itemExample(item), unlike: true }]),
+  hasVariants: ({ attributes }) => search.group !== "" && Object.hasOwn(attributes, search.group),
+  showVariants({ attributes: { [search.group]: value } }) {
+    const condition = Array.isArray(value) ? { all: value } : value;
+    navigate({ filter: { ...search.filter, [search.group]: condition }, group: "" });
+  },
+};
+
+function addExamples(added) {
+  const kept = search.examples.filter((example) => !added.some((one) => isSame(one, example)));
+  changeExamples([...kept, ...added]);
+}
+
+function changeExamples(changed) {
+  if (changed.length > gallery.maxExamples) {
+    showNotice(`A search combines up to ${gallery.maxExamples} examples. Remove one first.`);
+    return;
+  }
+  const examples = arrange(changed);
+  const box = examples[0] === search.examples[0] ? search.box : null;
+  navigate({ examples, box });
+}
+
+/** Repeats the search with a change that going back undoes. */
+function navigate(change) {
+  element("item-dialog").close();
+  showNotice("");
+  search = { ...search, ...change, limit: PAGE_SIZE };
+  updateHistory("pushState");
+  window.scrollTo({ top: 0 });
+  showFilter(search.filter);
+  showOptions(search);
+  if (search.examples.length) run(false);
+  else showStart();
+}
+
+/** Repeats the search with another box, filter or options. */
 export function refine(change) {
   showNotice("");
   search = { ...search, ...change, limit: PAGE_SIZE };
   updateHistory("replaceState");
-  if (search.query) run(false);
+  if (search.examples.length) run(false);
 }
 
 /** Loads the next page of the same search. */
 export async function loadMore() {
   await runExclusive({ keep: true }, async (signal) => {
     element("results-section").setAttribute("aria-busy", "true");
-    const results = await request({ ...search, limit: PAGE_SIZE, cursor }, signal);
+    const results = await request({ limit: PAGE_SIZE, cursor }, signal);
     cursor = results.cursor;
     search = { ...search, limit: search.limit + PAGE_SIZE };
     updateHistory("replaceState");
-    appendResults(results, searchSimilar);
+    appendResults(results, actions);
   });
 }
 
@@ -57,21 +112,27 @@ export const retry = () => retryLast();
 /** Runs the search of the URL, when the page is opened and when the user goes back. */
 export function restoreFromUrl() {
   reset();
+  let areLost = false;
   try {
-    search = parseFragment(location.hash);
+    const parsed = parseFragment(location.hash);
+    const saved = history.state?.examples ?? parsed.examples;
+    const kept = saved.filter(({ kind, photoId }) => kind !== "photo" || photos.has(photoId));
+    areLost = kept.length < saved.length;
+    const examples = kept.map((one) => one.kind === "photo" ? { ...one, blob: photos.get(one.photoId) } : one);
+    search = { ...parsed, examples: arrange(examples), box: kept[0] === saved[0] ? parsed.box : null };
   } catch (error) {
     search = NO_SEARCH;
-    element("query").hidden = true;
+    hideQuery();
     showFilter(search.filter);
+    showOptions(search);
     showProblem(error);
     return;
   }
-  const photoId = history.state?.photo;
-  if (photos.has(photoId)) search.query = { kind: "photo", blob: photos.get(photoId), photoId };
   showFilter(search.filter);
-  if (search.query) run(true);
+  showOptions(search);
+  if (search.examples.length) run(true);
   else showStart();
-  if (photoId && !search.query) showNotice("Photos are not kept after a reload. Please choose it again.");
+  if (areLost) showNotice("Photos are not kept after a reload. Please choose it again.");
 }
 
 /** Aborts the current search, so that its response cannot interfere with the next one. */
@@ -82,9 +143,9 @@ function reset() {
   showNotice("");
 }
 
-function start(query) {
+function start(example) {
   reset();
-  search = { ...search, query, box: null, limit: PAGE_SIZE };
+  search = { ...search, examples: [example], box: null, limit: PAGE_SIZE };
   updateHistory("pushState");
   window.scrollTo({ top: 0 });
   run(true);
@@ -92,7 +153,7 @@ function start(query) {
 
 function updateHistory(method) {
   const url = location.pathname + location.search + formatFragment(search);
-  history[method]({ photo: search.query?.photoId }, "", url);
+  history[method]({ examples: search.examples.map(({ blob, ...saved }) => saved) }, "", url);
 }
 
 // --- requests--------------------------------------------------------------------------------------------
@@ -106,7 +167,7 @@ async function runExclusive(options, work) {
   } catch (error) {
     if (signal.aborted) return;
     retryLast = () => runExclusive(options, work);
-    if (!search.query.shown) element("query").hidden = true; // it shows the previous query
+    if (!isShown(search.examples[0])) hideQuery(); // it shows the previous query
     showProblem(error, options);
   }
 }
@@ -114,35 +175,45 @@ async function runExclusive(options, work) {
 function run(isNew) {
   return runExclusive({}, async (signal) => {
     showLoading(isNew, search.limit);
-    element("copy-link").hidden = search.query.kind === "photo" || !navigator.clipboard;
-    await showQuery(signal);
-    checkSize(search.query);
-    const results = await request(search, signal);
+    const hasUploads = search.examples.some(({ kind }) => kind === "photo");
+    element("copy-link").hidden = hasUploads || !navigator.clipboard;
+    await loadExamples(search.examples, signal);
+    showExamples(search.examples, search.box);
+    checkSize(search.examples, gallery.maxBytes);
+    const results = await request({ limit: search.limit }, signal);
     cursor = results.cursor;
-    showResults(formatTitle(search), results, searchSimilar);
+    showResults(formatTitle(search), results, actions);
     if (!results.items.length) explainNoResults();
+    onSearched();
   });
 }
 
-async function request({ query, box, filter, limit, cursor: after }, signal) {
-  const options = { limit, ...(Object.keys(filter).length && { filter }), ...(after && { cursor: after }) };
-  if (query.kind === "item") {
-    const body = JSON.stringify({ item_id: query.id, ...options });
-    const headers = { "Content-Type": "application/json" };
-    return fetchJson("v1/search", { method: "POST", body, headers, signal });
-  }
-  const form = new FormData();
-  form.append("image", query.blob);
-  if (box) form.append("box", box.join(","));
-  for (const [name, value] of Object.entries(options)) {
-    form.append(name, typeof value === "object" ? JSON.stringify(value) : value);
-  }
-  return fetchJson("v1/search", { method: "POST", body: form, signal });
+async function request({ limit, cursor: after, ...options }, signal) {
+  const { examples, box, filter, group, diversity } = search;
+  const ranking = { ...(group && { group_by: group }), ...(diversity && { diversity }) };
+  const encoded = await encodeSearch(examples, box, {
+    limit, ...(Object.keys(filter).length && { filter }), ...(Object.keys(ranking).length && { ranking }),
+    ...(after && { cursor: after }), ...options,
+  });
+  return fetchJson("v1/search", { ...encoded, signal });
 }
 
-function formatTitle({ query, box }) {
-  if (query.kind === "item") return `More like ${query.title || query.id}`;
-  return box ? "Closest to the selected part" : "Closest matches";
+/** Runs the current search with another ranking, or with null for none, without showing it. */
+export async function searchWith(ranking, limit, signal) {
+  await loadExamples(search.examples, signal);
+  return request(ranking ? { ranking, limit, explain: true } : { ranking: {}, limit }, signal);
+}
+
+export const hasSearch = () => search.examples.length > 0;
+
+function formatTitle({ examples, box }) {
+  const [first] = examples;
+  const unlike = examples.filter((example) => example.unlike).length;
+  const like = examples.length - unlike;
+  const title = like > 1 ? `Like ${like} examples`
+    : first.kind === "item" ? `More like ${first.title || first.id}`
+      : box ? "Closest to the selected part" : "Closest matches";
+  return unlike ? `${title}, unlike ${unlike === 1 ? "another" : `${unlike} others`}` : title;
 }
 
 function explainNoResults() {
@@ -152,66 +223,14 @@ function explainNoResults() {
   showNoResults(reason, filtered && gallery.items !== 0);
 }
 
-// --- display of the query -------------------------------------------------------------------------------
-
-/** Shows the photo or item of the query if it is not shown yet, for example because loading it failed before. */
-async function showQuery(signal) {
-  const { query } = search;
-  if (query.shown) return;
-  if (query.kind === "item") {
-    await completeItem(query, signal);
-    showPicture(query.picture, `The item you are searching with: ${query.title || query.id}`, false);
-  } else {
-    query.blob ??= await fetchBlob(`examples/${encodeURIComponent(query.name)}`, { signal });
-    showPicture(URL.createObjectURL(query.blob), "The photo you are searching with", true);
-  }
-  query.shown = true;
-}
-
-function checkSize({ blob }) {
-  if (!blob || blob.size <= gallery.maxBytes) return;
-  throw new Problem({
-    title: "The photo is too large",
-    detail: `It has ${megabytes(blob.size)}; the limit is ${megabytes(gallery.maxBytes)}.`,
-    remedy: "Choose a smaller one.", status: 413,
-  });
-}
-
-/** Loads title and picture of an item, of which a link has only the id, if the key permits it. */
-async function completeItem(query, signal) {
-  if (query.picture) return;
-  try {
-    const { title, images } = await fetchJson(`v1/items/${encodeURIComponent(query.id)}`, { signal });
-    Object.assign(query, { title, picture: images[0]?.url });
-  } catch (error) {
-    if (![403, 404].includes(error.status)) throw error; // the search itself reports an unknown item
-  }
-}
-
-function showPicture(url, description, hasParts) {
-  const photo = element("photo");
-  if (photo.src.startsWith("blob:")) URL.revokeObjectURL(photo.src);
-  element("query").hidden = !url;
-  element("parts").hidden = !hasParts;
-  element("frame").dataset.parts = hasParts ? "yes" : "";
-  photo.alt = description;
-  if (url) photo.src = url;
-  showBox(hasParts ? search.box : null);
-}
-
 function showStart() {
   document.body.className = "";
   document.title = "Lookalike";
-  element("query").hidden = element("results-section").hidden = true;
+  hideQuery();
+  element("results-section").hidden = true;
 }
 
-const megabytes = (bytes) => `${(bytes / 1024 ** 2).toFixed(1)} MB`;
-
-const photo = element("photo");
-photo.addEventListener("load", () => {
-  element("frame").style.setProperty("--ratio", photo.naturalWidth / photo.naturalHeight);
-});
-photo.addEventListener("error", () => { element("query").hidden = true; });
+onExamplesChange(changeExamples);
 
 element("copy-link").addEventListener("click", async () => {
   try {

@@ -5,14 +5,19 @@ import { cloneTemplate, element, showNotice } from "./dom.js";
 
 const MAX_EXAMPLES = 24;
 
-/** Calls `callback` with each photo that the user provides. */
-export function onPhoto(callback) {
+/** Calls `callback` with each photo that the user provides, and `onMore` with those to add to the search. */
+export function onPhoto(callback, onMore) {
   for (const input of [element("upload"), element("camera")]) {
     input.addEventListener("change", () => {
       if (input.files.length) callback(input.files[0]);
       input.value = ""; // so that choosing the same file again fires the event
     });
   }
+  const more = element("upload-more");
+  more.addEventListener("change", () => {
+    if (more.files.length) onMore([...more.files]);
+    more.value = "";
+  });
   document.addEventListener("paste", (event) => {
     const [photo] = event.clipboardData.files;
     if (photo) callback(photo);

@@ -1,5 +1,6 @@
 """Feeds of shops are indexed by the command, with photos of this machine and of a server, and found by their groups."""
 
+import base64
 import csv
 import functools
 import gzip
@@ -11,6 +12,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from index.embedding.bundle import Bundle
@@ -21,6 +23,7 @@ from index.gallery import open_gallery
 from index.gallery.filters import Filter
 from index.items import Item
 from index.jobs import JobRecord
+from tests.support.processes import run_server
 from tests.support.tiny_bundle import make_tiny_bundle
 from tests.support.tiny_gallery import COLOURS, index_source, tiny_photo
 
@@ -195,3 +198,72 @@ def test_a_feed_that_defines_entities_changes_nothing(shop: Path, bundle: Path) 
     feed = write(shop / "feed.xml", RSS.format(photos=".", secret=".").replace("<rss", doctype))
     with pytest.raises(LookalikeError, match="document type declaration"):
         index_feed(feed, bundle, delete_missing=True)
+
+
+VARIANT = """
+<item><g:id>{colour}-{size}</g:id><g:item_group_id>{colour}</g:item_group_id><title>A ball</title>
+  <g:image_link>{colour}-{view}.jpg</g:image_link><g:price>{price}.00 EUR</g:price><g:size>{size}</g:size>
+  <g:color>{colour}/White</g:color><g:material>{material}</g:material><g:availability>{stock}</g:availability></item>"""
+
+
+@pytest.mark.slow
+def test_variants_of_feeds_are_filtered_grouped_boosted_and_explained_over_http(shop: Path, bundle: Path) -> None:
+    variants = [
+        VARIANT.format(
+            colour=colour,
+            size=size,
+            view=number % 2,
+            price=10 + place,
+            material="cotton/wool" if size == "M" else "cotton",
+            stock="out_of_stock" if colour == "red" else "in_stock",
+        )
+        for place, colour in enumerate(COLOURS)
+        for number, size in enumerate("SML")
+    ]
+    head, end = '<rss version="2.0" xmlns:g="http://base.google.com/ns/1.0"><channel>', "</channel></rss>"
+    assert index_feed(write(shop / "feed.xml", head + "".join(variants) + end), bundle).embedded == 24
+    assert index_feed(write(shop / "products.csv", SHOPIFY), bundle).embedded == 3
+
+    in_stock = {"filter": {"availability": "in_stock"}, "weight": 0.9}
+    ranking: dict[str, Any] = {"group_by": "item_group_id", "boosts": [in_stock], "window": 10}
+    groups = {*COLOURS, "ball"}
+    with run_server("serve", "--gallery", bundle.parent / "gallery") as address, httpx.Client(base_url=address) as web:
+
+        def search(**options: Any) -> dict[str, Any]:
+            image = base64.b64encode(tiny_photo(0, 0)).decode()
+            response = web.post("/v1/search", json={"image": image, "limit": 4, "explain": True, **options})
+            assert response.status_code == 200, response.text
+            return dict(response.json())
+
+        def walk(**options: Any) -> list[dict[str, Any]]:
+            page = search(**options)
+            items: list[dict[str, Any]] = page["items"]
+            while page["cursor"]:
+                page = search(**options, cursor=page["cursor"])
+                items += page["items"]
+            return items
+
+        def group(item: dict[str, Any]) -> str:
+            return str(item["attributes"]["item_group_id"])
+
+        plain = walk(filter={"item_group_id": {"exists": True}})
+        assert len(plain) == 27 and {group(item) for item in plain[:4]} == {"red", "ball"}
+        assert web.put("/v1/rankings/home", json=ranking).status_code == 201
+        for choice in (ranking, "home"):
+            ranked = walk(ranking=choice)
+            assert {group(item) for item in ranked} == groups and len(ranked) == len(groups), "each group once"
+            assert [group(item) for item in ranked].index("red") > 0, "it looks most similar, but is sold out"
+            for item in ranked:
+                told, (share,) = item["explanation"], item["explanation"]["shares"]
+                assert (told["similarity"], told["reason"], share["rule"]) == (item["score"], "score", "boosts[0]")
+                assert share["share"] == (0.9 if item["attributes"].get("availability") == "in_stock" else 0)
+                assert told["score"] == pytest.approx(told["similarity"] + share["share"], abs=1e-9)
+            scores = [item["explanation"]["score"] for item in ranked]
+            assert scores == sorted(scores, reverse=True)
+
+        both = walk(ranking="home", filter={"size": ["M", "XL"], "material": {"all": ["wool", "cotton"]}})
+        assert {item["id"] for item in both} == {f"{colour}-M" for colour in COLOURS}
+        either = walk(ranking="home", filter={"any": [{"color": {"all": ["red", "White"]}}, {"tags": "toy"}]})
+        assert {group(item) for item in either} == {"red", "ball"} and len(either) == 2
+        cheap = walk(filter={"price": {"lt": 12}, "not": {"size": "L"}, "item_group_id": [*COLOURS]})
+        assert {item["id"] for item in cheap} == {"red-S", "red-M", "green-S", "green-M"}

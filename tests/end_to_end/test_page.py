@@ -182,7 +182,7 @@ def test_attributes_may_be_named_like_javascript_properties(browser: Browser, ad
         expect(group.get_by_role("checkbox")).to_have_count(2)
         expect(group.get_by_role("checkbox", checked=True)).to_have_count(0)
         expect(page.get_by_role("group", name="ToString").get_by_label("at most")).to_have_value("")
-        group.get_by_text("A").click()
+        group.get_by_text("A", exact=True).click()
         expect(page.locator("#filter-count")).to_have_text("1")
 
 

@@ -24,7 +24,8 @@ def test_attributes_of_an_item_keep_their_types() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, [1], {}, float("nan"), float("inf"), MAX_INTEGER + 1, -MAX_INTEGER - 1, "x" * (MAX_TEXT_LENGTH + 1)]
+    "value",
+    [None, [[1]], {}, float("nan"), float("inf"), MAX_INTEGER + 1, -MAX_INTEGER - 1, "x" * (MAX_TEXT_LENGTH + 1)],
 )
 def test_an_invalid_attribute_is_rejected_by_name(value: Attribute) -> None:
     with pytest.raises(ValidationError, match=r"attributes\.price"):

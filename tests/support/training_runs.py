@@ -13,6 +13,7 @@ from training.data import DataSet
 from training.step_cost import RunPlan
 
 SMALL_SETTINGS = [
+    "loss.name=proxy_isa",
     "epochs=2",
     "preprocessing={resize: 36, input_size: 32}",
     "sampling.batch_size=8",

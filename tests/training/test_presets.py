@@ -1,21 +1,25 @@
 """Every preset loads and trains an epoch on a small tree of its data set's layout."""
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.support.published_trees import TREES
 from tests.support.training_runs import RecordingCallback
 from training.checkpoints import RunFolder
-from training.config import load_config, preset_names
+from training.config import TrainingConfig, flatten_settings, load_config, preset_names
 from training.data import DataSet, load_data, shop_data
 from training.data.sample_shop import write_shop
 from training.loop import train
 
 LAYERS = {"extra": ("paper-cub", "extra"), "mlrc": ("cub", "mlrc")}
 """Presets that are used on top of another one."""
+PAIR = ("default", "paper")
+"""Presets that docs/results.md compares."""
 SIDES = {"vit": 112, "dino": 112}
 """Transformers take multiples of their patches of 14 or 16 pixels; Inception-BN needs 64 or another multiple of 32."""
 
@@ -77,6 +81,26 @@ def test_the_authors_release_differs_from_our_preset_where_documented(name: str)
     assert release.backbone.name == "bn_inception" and release.backbone.batch_norm == ours.backbone.batch_norm
     assert (ours.epochs, ours.optimiser, ours.schedule) == (release.epochs, release.optimiser, release.schedule)
     assert release.loss.settings["hardness_sensitivity"] == ours.loss.settings["hardness_sensitivity"]
+
+
+def test_the_papers_preset_is_its_release_for_cub_on_our_backbone() -> None:
+    release = load_config(None, [], presets=["paper-cub"])
+    ours = load_config(None, ["backbone.name=bn_inception", "backbone.pooling=avg"], presets=["paper"])
+    assert ours == release
+
+
+def test_the_default_preset_is_what_training_does_without_one() -> None:
+    assert load_config(None, [], presets=["default"]) == TrainingConfig()
+
+
+def test_the_page_of_the_results_shows_what_both_presets_hold() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([a-z_.]+)` \| (.+?) \| (.+?) \|$", page.partition("\n## Presets")[2], re.MULTILINE)
+    shown = [{key: yaml.safe_load(values[column]) for key, *values in rows} for column in (0, 1)]
+    held = [flatten_settings(load_config(None, [], presets=[name]).model_dump(mode="json")) for name in PAIR]
+    names = {name for name in {**held[0], **held[1]} if held[0].get(name) != held[1].get(name)}
+    assert {key for key, *_ in rows} == names, "every setting in which they differ"
+    assert shown == [{name: values.get(name) for name in names} for values in held]
 
 
 def test_the_extra_settings_override_any_other_preset() -> None:

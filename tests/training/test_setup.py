@@ -15,6 +15,7 @@ from training.losses.sample_aware import SampleAwareProxyLoss
 from training.setup import TrainingSetup, describe_volume, prepare_training
 
 BASE = [
+    "loss.name=proxy_isa",
     "preprocessing={resize: 36, input_size: 32}",
     "sampling.batch_size=8",
     "selection.validation_share=0",

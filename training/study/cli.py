@@ -24,6 +24,9 @@ def study(
     report: Annotated[Path | None, typer.Option(help="Also write the page of the study here.")] = None,
     only: Annotated[str | None, typer.Option(help="Train these runs only: NAME,NAME.")] = None,
     summary: Annotated[bool, typer.Option("--summary", help="Train nothing, summarise what is finished.")] = False,
+    curve: Annotated[
+        list[str] | None, typer.Option(help="Also print this figure of the epochs, e.g. map@r; repeatable.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every run and list them, train nothing.")] = False,
     threads: Annotated[int | None, typer.Option(help="CPU threads of this process; by default all.", min=1)] = None,
     nice: Annotated[bool, typer.Option(help="Run at the lowest priority.")] = True,
@@ -65,7 +68,7 @@ def study(
             _print_plan(runs, folder)
             return
         failed = runner.run(runs)
-    _print_summary(table, folder, report)
+    _print_summary(table, folder, report, curve or [])
     if failed:
         typer.echo(f"Failed: {'; '.join(map(str, failed))}. Repeat the command to retry them.", err=True)
         raise typer.Exit(3)
@@ -92,13 +95,13 @@ def _print_plan(runs: "list[PlannedRun]", folder: "StudyFolder") -> None:
         typer.echo(f"{run.key}: {state}; {run.config.last_epoch} epochs, {loss.name}({settings})")
 
 
-def _print_summary(table: "Study", folder: "StudyFolder", report: Path | None) -> None:
+def _print_summary(table: "Study", folder: "StudyFolder", report: Path | None, curves: list[str]) -> None:
     from training.report import write_study_page
-    from training.study.summary import format_summary, summarise
+    from training.study.summary import format_curve, format_summary, summarise
 
     results, histories = folder.results(), folder.histories(table.plan())
     summary = summarise(table, results, histories)
-    typer.echo(format_summary(summary))
+    typer.echo("\n\n".join([format_summary(summary), *(format_curve(summary, histories, name) for name in curves)]))
     if report:
         write_study_page(summary, results, histories, report)
         typer.echo(f"The page is in {report}")

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from index._util.validation import suggest
+from training.errors import TrainingError
 from training.metric_names import metric_title, retrieval_figures
 from training.study.file import PlannedRun, RunKey, Study
 from training.study.results import History, RunResult, sharing_warnings
@@ -15,6 +17,7 @@ VIEWS = {"chosen": "chosen epoch", "last": "last epoch", "best": "best test*"}
 """The epochs whose figures are summarised."""
 BEST_REMARK = "* chosen on test: the best epoch of the test curve, as papers report it; too good, and never used here."
 _NOTHING = "\u2013"
+_MAX_CURVE_COLUMNS = 11
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,10 @@ class RunSummary:
     """By view, then by metric."""
     differences: dict[str, Difference | None]
     """Of the study's metric, by view; the baseline has none."""
+    minutes: Spread | None
+    """Of all of a run; the first with cached stages also fills the cache."""
+    speed: Spread | None
+    """Photos per second while it learns."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +115,8 @@ def summarise(study: Study, results: Mapping[RunKey, RunResult], histories: Mapp
             untrained={metric: Spread.of(result.untrained[metric] for result in own) for metric in METRICS},
             figures={view: {m: Spread.of(values(name, view, m).values()) for m in METRICS} for view in VIEWS},
             differences={view: difference(name, view) for view in VIEWS},
+            minutes=Spread.of(result.seconds / 60 for result in own),
+            speed=Spread.of(r.photos_per_second for r in own if r.photos_per_second is not None),
         )
 
     started = [(run, histories[run.key][-1]["epoch"]) for run in planned if run.key in set(histories) - set(known)]
@@ -180,6 +189,43 @@ def difference_table(summary: StudySummary) -> tuple[list[str], list[list[str]]]
     return ["run", "pairs", *VIEWS.values()], rows
 
 
+def time_table(summary: StudySummary) -> tuple[list[str], list[list[str]]]:
+    """Returns the columns, and a row per run: how long it took, which depends on what else the machine did."""
+    rows = [
+        [run.name, format_spread(run.minutes, scale=1, digits=1), format_spread(run.speed, scale=1, digits=0)]
+        for run in summary.runs
+    ]
+    return ["run", "minutes", "photos/s"], rows
+
+
+def curve_table(
+    summary: StudySummary, histories: Mapping[RunKey, History], field: str
+) -> tuple[list[str], list[list[str]]]:
+    """Returns up to eleven epochs as columns, and a row per run that has the figure: its means over seeds."""
+    records = [
+        (key.run, record) for key, history in histories.items() for record in history if key.run in summary.study.runs
+    ]
+    epochs = sorted({record["epoch"] for _, record in records if field in record})
+    if not epochs:
+        known = {name for _, record in records for name, value in record.items() if isinstance(value, float)}
+        raise TrainingError(
+            f"No epoch of {summary.study.name} has a figure {field!r}{suggest(field, known)}.",
+            f"Recorded: {', '.join(sorted(known)) or 'nothing yet'}.",
+        )
+    if len(epochs) > _MAX_CURVE_COLUMNS:
+        last = len(epochs) - 1
+        epochs = [epochs[round(i * last / (_MAX_CURVE_COLUMNS - 1))] for i in range(_MAX_CURVE_COLUMNS)]
+    show = "{:.1%}" if field.rpartition(".")[2] in METRICS else "{:.3g}"
+
+    def cell(run: str, epoch: int) -> str:
+        spread = Spread.of(r[field] for name, r in records if name == run and r["epoch"] == epoch and field in r)
+        return show.format(spread.mean).rstrip("%") if spread else _NOTHING
+
+    recorded = {name for name, record in records if field in record}
+    names = [run.name for run in summary.runs if run.name in recorded]
+    return ["run", *map(str, epochs)], [[name, *(cell(name, epoch) for epoch in epochs)] for name in names]
+
+
 def _pairs(run: RunSummary) -> int:
     return max((difference.spread.count for difference in run.differences.values() if difference), default=0)
 
@@ -213,9 +259,18 @@ def format_summary(summary: StudySummary) -> str:
     columns, rows = difference_table(summary)
     if rows:
         parts.append(f"{difference_title(study)}\n{align_columns([columns, *rows])}")
+    columns, rows = time_table(summary)
+    parts.append(f"Training time, on a machine that may have had other work\n{align_columns([columns, *rows])}")
     if remarks := notes(summary):
         parts.append("\n".join(remarks))
     return "\n\n".join(parts)
+
+
+def format_curve(summary: StudySummary, histories: Mapping[RunKey, History], field: str) -> str:
+    """Formats the course of a recorded figure for a terminal."""
+    unit = " in percent" if field.rpartition(".")[2] in METRICS else ""
+    columns, rows = curve_table(summary, histories, field)
+    return f"{field} by epoch, mean over seeds{unit}\n{align_columns([columns, *rows])}"
 
 
 def align_columns(table: Sequence[Sequence[str]]) -> str:

@@ -52,7 +52,7 @@ class CandidateTable:
         if not names:
             return [filter.matches({})] * len(self)
         columns = [self.column(name) for name in names]
-        keys = list(zip(*columns, *(map(type, column) for column in columns), strict=True))  # True == 1
+        keys = list(zip(*columns, *(map(_types, column) for column in columns), strict=True))  # True == 1
         known = {
             key: filter.matches({name: value for name, value in zip(names, key, strict=False) if value is not None})
             for key in set(keys)
@@ -69,6 +69,11 @@ class CandidateTable:
         for (_, rows, _), vectors in zip(self._parts, read, strict=True):
             found[rows] = vectors
         return found
+
+
+def _types(value: Attribute | None) -> object:
+    """Returns the type of a value, or those of several."""
+    return tuple(map(type, value)) if isinstance(value, tuple) else type(value)
 
 
 def filter_names(filter: Filter) -> list[str]:

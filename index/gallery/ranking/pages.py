@@ -6,7 +6,6 @@ and the next one begins when it is used up. What is written in between can neith
 a window returns no more items than its size.
 """
 
-import time
 from itertools import islice
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.gallery.cursors import PageStart
+from index.gallery.expiry import current_instant
 from index.gallery.ranking.candidates import CandidateTable
 from index.gallery.ranking.pins import PinReader
 from index.gallery.ranking.rules import Rules
@@ -60,7 +60,7 @@ def search_ranked(
 
 def _plain_page(view: View, group: NDArray[np.float32], query: Query, hits: list[Hit], *, explain: bool) -> RankedPage:
     """Returns the page of a ranking without rules that act on a window, by similarity."""
-    [found] = find_candidates(view, [group], _at_start(query, max(1, query.top)))
+    [found] = find_candidates(view, [group], _at_start(query, query.start, max(1, query.top)))
     best = found.best[: query.top]
     for candidate in best:
         hits.append(make_hit(candidate))
@@ -76,9 +76,8 @@ def _plain_page(view: View, group: NDArray[np.float32], query: Query, hits: list
     return RankedPage(hits, found.start_after(len(best), frozenset())._replace(pinned=pinned), None)
 
 
-def _at_start(query: Query, top: int) -> Query:
-    """Returns the query for the candidates of a page; a search from the first item on has no start."""
-    start = query.start
+def _at_start(query: Query, start: PageStart | None, top: int) -> Query:
+    """Returns the query for candidates from a start on; a search from the first item on has none."""
     is_first = start is None or not (start.seen or start.after)
     return query._replace(top=top, start=None if is_first else start)
 
@@ -92,16 +91,14 @@ class _Windows:
         # A cursor names the items of earlier windows and those of its own.
         self._query = query._replace(max_seen=MAX_TOP - self._size)
         self._start = query.start or PageStart()
-        self._now = self._start.time or int(time.time())
+        self._now = self._start.time or current_instant() // 10**6
 
     def page(self, hits: list[Hit]) -> RankedPage:
         """Adds up to `top` hits to those of pinned items."""
         room, start = self._query.top, self._start
         window = None
         for _ in range(_WINDOWS_PER_PAGE):
-            [found] = find_candidates(
-                self._view, [self._group], _at_start(self._query._replace(start=start), self._size)
-            )
+            [found] = find_candidates(self._view, [self._group], _at_start(self._query, start, self._size))
             window = Window(size=self._size, candidates=len(found.best), exhausted=not found.has_more)
             following, count = self._take(found, start, room, hits)
             room -= count

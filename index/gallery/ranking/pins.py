@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from index.gallery.expiry import is_expired
 from index.gallery.filters import Filter
 from index.gallery.groups import group_key
 from index.gallery.search import SCORE_UNIT, to_score
@@ -53,13 +54,15 @@ class PinReader:
         item_ids: Sequence[str],
         bundle: int,
         *,
-        filter: Filter,
+        filter: Filter | None,
+        now: int,
         exclude: Collection[str],
         group_by: str | None,
     ) -> None:
         self._reader = reader
         self._bundle = bundle
         self._filter = filter
+        self._now = now
         self._exclude = exclude
         self._group_by = group_by
         self.count = len(item_ids)
@@ -92,7 +95,9 @@ class PinReader:
 
     def _read(self, item_id: str) -> StoredItem | None:
         stored = None if item_id in self._exclude else self._reader.get_item(item_id)
-        return stored if stored and self._filter.matches(stored.item.attributes) else None
+        if stored is None or is_expired(stored.item.attributes, self._now):
+            return None
+        return stored if self._filter is None or self._filter.matches(stored.item.attributes) else None
 
     def _vectors(self, item_id: str) -> dict[str, NDArray[np.float32]]:
         return self._reader.item_vectors(item_id, self._bundle)

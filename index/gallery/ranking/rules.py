@@ -6,7 +6,7 @@ order.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import lru_cache
+from math import isinf
 from operator import add
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.dates import parse_instant
-from index.gallery.filters import Filter, FilterError, value_type
+from index.gallery.filters import Filter, FilterError, FilterParser, value_type
 from index.gallery.ranking.candidates import CandidateTable
 from index.gallery.search import SCORE_UNIT
 from index.items import Attribute, values_of
@@ -23,7 +23,6 @@ from index.rankings import Boost, Explanation, Ranking, Reason, Share, SortBy
 _MICROSECONDS_PER_DAY = 86_400 * 10**6
 _KINDS: dict[type, int] = {int: 0, float: 0, str: 1, bool: 2}
 """The order of values of different types."""
-_parse_instant = lru_cache(4096)(parse_instant)
 NEGATIVES = "negative examples"
 
 Shares = list[int]
@@ -56,8 +55,9 @@ class Rules:
     def __init__(self, ranking: Ranking, negatives: Negatives | None = None) -> None:
         self.ranking = ranking
         self._negatives = negatives
-        self._boosts = [_compile(boost, f"boosts[{number}]") for number, boost in enumerate(ranking.boosts)]
-        self._hidden = _parse(ranking.hide.filter, "hide.filter") if ranking.hide.filter else None
+        parser = FilterParser()  # one for all filters: their limits bound what a window costs
+        self._boosts = [_compile(boost, f"boosts[{number}]", parser) for number, boost in enumerate(ranking.boosts)]
+        self._hidden = _parse(ranking.hide.filter, "hide.filter", parser) if ranking.hide.filter else None
 
     @property
     def acts_on_window(self) -> bool:
@@ -120,7 +120,7 @@ class RankedWindow:
             return
         order = np.array(self._by_score)
         vectors = self._table.vectors[order] if self._shares else self._table.vectors
-        scores = np.array(self._totals, np.float64)[order]  # whole numbers, which are exact
+        scores = np.array(self._totals, np.float32)[order]  # whole numbers of some millions, which are exact
         scaled = vectors * np.float32(diversity * SCORE_UNIT)
         penalties, values = np.zeros(len(order), np.float32), scores.copy()
         for _ in self._by_score:
@@ -163,18 +163,18 @@ class RankedWindow:
 _Rule = Callable[[CandidateTable, int], Shares]
 
 
-def _parse(document: dict[str, object], path: str) -> Filter:
+def _parse(document: dict[str, object], path: str, parser: FilterParser) -> Filter:
     try:
-        return Filter.parse(document)
+        return parser.parse(document)
     except FilterError as error:
         raise FilterError(f"ranking.{path}: {error.problem}", error.remedy) from None
 
 
-def _compile(boost: Boost, path: str) -> _Rule:
+def _compile(boost: Boost, path: str, parser: FilterParser) -> _Rule:
     """Returns what computes the shares of a boost."""
     weight = boost.weight * SCORE_UNIT
     if boost.filter is not None:
-        wanted = _parse(boost.filter, f"{path}.filter")
+        wanted = _parse(boost.filter, f"{path}.filter", parser)
         return lambda table, now: [round(weight) if matches else 0 for matches in table.matches(wanted)]
     name = str(boost.attribute)
 
@@ -185,17 +185,18 @@ def _compile(boost: Boost, path: str) -> _Rule:
         half_life = boost.half_life_days * _MICROSECONDS_PER_DAY
 
         def share(value: Attribute | None, now: int) -> float:
-            instants = [_parse_instant(one) for one in values_of(value) if isinstance(one, str)]
+            instants = [parse_instant(one) for one in values_of(value) if isinstance(one, str)]
             newest = max((instant for instant in instants if instant is not None), default=None)
             return boost.missing if newest is None else 0.5 ** (max(0, now * 10**6 - newest) / half_life)
 
     else:
         assert boost.from_ is not None and boost.to is not None
-        start, width = boost.from_, boost.to - boost.from_
+        unit = 2.0 if isinf(boost.to - boost.from_) else 1.0  # so that no difference overflows
+        start, width = boost.from_ / unit, boost.to / unit - boost.from_ / unit
 
         def share(value: Attribute | None, now: int) -> float:
             if type(value) is float or type(value) is int:  # not bool
-                place = (value - start) / width
+                place = (value / unit - start) / width
                 return place if 0 < place < 1 else float(place > 0)
             if isinstance(value, tuple):
                 return max((share(one, now) for one in value if value_type(one) == "number"), default=boost.missing)

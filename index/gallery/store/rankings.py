@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from index.gallery.errors import RESTORE, LimitExceeded, StoreError, VersionConflict
-from index.rankings import MAX_RANKINGS, MAX_VERSIONS, Ranking, StoredRanking
+from index.rankings import MAX_LENGTH, MAX_RANKINGS, MAX_VERSIONS, Ranking, StoredRanking
 
 Run = Callable[[str, Sequence[object]], list[tuple[Any, ...]]]
 """Runs a statement with parameters and returns its rows."""
@@ -55,18 +55,25 @@ class RankingTable:
         """Stores a version; returns the newest one if it has the same rules."""
         last = self.get(name)
         _check(name, last, expected)
-        if last and last.ranking == ranking:
+        document = ranking.model_dump_json(exclude_defaults=True)
+        if last and last.ranking.model_dump_json(exclude_defaults=True) == document:  # not ==: in a filter, True == 1
             return last
+        if len(document) > MAX_LENGTH:
+            raise LimitExceeded(
+                f"The ranking has {len(document):,} characters as JSON; the limit is {MAX_LENGTH:,}.",
+                "Use a filter instead of many ids or values.",
+                name,
+            )
         if last is None and len(self._rows("SELECT DISTINCT name FROM rankings")) >= MAX_RANKINGS:
             raise LimitExceeded(
                 f"The gallery has {MAX_RANKINGS:,} rankings already.", "Delete one that is not used.", name
             )
-        document = ranking.model_dump_json(exclude_defaults=True)
         new = StoredRanking(name=name, version=revision, stored=stored or time.time(), ranking=ranking)
         query = f"INSERT INTO rankings ({_COLUMNS}) VALUES (?, ?, ?, ?) RETURNING version"
         self._rows(query, name, revision, new.stored, document)
-        for old in self.versions(name)[MAX_VERSIONS:]:
-            self._rows("DELETE FROM rankings WHERE name = ? AND version = ? RETURNING version", name, old.version)
+        versions = self._rows("SELECT version FROM rankings WHERE name = ? ORDER BY version DESC", name)
+        for (old,) in versions[MAX_VERSIONS:]:
+            self._rows("DELETE FROM rankings WHERE name = ? AND version = ? RETURNING version", name, old)
         return new
 
     def delete(self, name: str, expected: Mapping[str, int | None]) -> bool:

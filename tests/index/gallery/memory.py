@@ -164,7 +164,7 @@ class MemoryStore:
         last = self.ranking(name)
         if name in (expected or {}) and (expected or {})[name] != (last.version if last else None):
             raise VersionConflict(name, "Ranking")
-        if last and last.ranking == ranking:
+        if last and last.ranking.model_dump_json() == ranking.model_dump_json():
             return last
         with self._transaction() as draft:
             draft.revision += 1

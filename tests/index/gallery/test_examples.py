@@ -45,14 +45,25 @@ def test_the_mean_is_the_direction_of_the_weighted_sum(shop: Shop) -> None:
 
 
 def test_only_the_ratio_of_weights_counts(shop: Shop) -> None:
-    one, other = (
+    one, other, small = (
         [
             (hit.item.id, round(hit.score, 5))
             for hit in search(shop, [Example(PHOTOS[0], weight=a), Example(PHOTOS[1], weight=b)])
         ]
-        for a, b in ((1.0, 0.5), (0.4, 0.2))
+        for a, b in ((1.0, 0.5), (0.4, 0.2), (4e-5, 2e-5))
     )
-    assert one == other
+    assert one == other == small
+
+
+def test_the_smallest_weight_leaves_scores_finite(shop: Shop) -> None:
+    examples = [Example(PHOTOS[0], weight=5e-324), Example(PHOTOS[1], weight=-1)]
+    hits = search(shop, examples, "best", top=500, ranking=Ranking(window=500), explain=True)
+    told = [hit.explanation for hit in hits if hit.explanation]
+    penalties = [share.share for one in told for share in one.shares]
+    assert len(penalties) == len(hits) == 160 and min(penalties) > -1.1e6
+    assert [one.score for one in told] == sorted((one.score for one in told), reverse=True)
+    for one in told:
+        assert one.score == pytest.approx(one.similarity + one.shares[0].share, rel=1e-12)
 
 
 def test_one_photo_is_searched_as_it_is(shop: Shop) -> None:

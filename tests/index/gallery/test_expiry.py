@@ -145,6 +145,17 @@ def test_removal_takes_some_items_at_a_time(gallery: Gallery) -> None:
     assert [item.id for item in gallery.scan().items] == ["never", "soon", *(f"text-{n}" for n in range(7))]
 
 
+def test_one_attempt_of_maintenance_removes_one_batch(gallery: Gallery) -> None:
+    expired = ExpiredItems(gallery._store, GallerySettings(expiry_batch=3, expiry_seconds=1000))
+    gallery.upsert([(Item(id=f"{n}", attributes=EXPIRED), []) for n in range(7)], BUNDLE)
+    for left in (4, 1, 0):
+        expired.remove_if_due()
+        assert gallery.stats().items == left
+    gallery.upsert([(Item(id="late", attributes=EXPIRED), [])], BUNDLE)
+    expired.remove_if_due()
+    assert gallery.stats().items == 1, "the next removal is due after `expiry_seconds`"
+
+
 def test_facets_do_not_count_what_has_expired(shelf: Gallery, open_engine: OpenEngine) -> None:
     shelf.upsert([entry("red", 0.5, colour="red")], BUNDLE)
     shelf._index.build(BUNDLE)

@@ -14,13 +14,14 @@ from index.gallery.filters import FilterError
 from index.gallery.store.postgres_connection import Server
 from index.gallery.store.schema import SCHEMA_VERSION
 from index.gallery.store.sqlite import STORE_FILE
-from index.rankings import MAX_VERSIONS, Ranking
+from index.rankings import MAX_VERSIONS, Hidden, Ranking
 
 from .conftest import OpenEngine
 from .reference import BUNDLE, TRIO, Shop, unit
 
 SALE = Ranking.model_validate({"boosts": [{"filter": {"sale": True}, "weight": 0.5}], "window": 100})
 VARIED = Ranking(diversity=0.3)
+LONG = Hidden(ids=[f"{number}{'x' * 500}" for number in range(200)])
 
 
 def search(gallery: Gallery, ranking: Ranking | str, **bounds: Any) -> list[str]:
@@ -50,6 +51,14 @@ def test_equal_rules_make_no_version(gallery: Gallery) -> None:
     first = gallery.put_ranking("home", SALE)
     assert gallery.put_ranking("home", Ranking.model_validate_json(SALE.model_dump_json())) == first
     assert gallery.stats().revision == first.version
+
+
+def test_rules_that_differ_only_in_a_type_make_a_version(gallery: Gallery) -> None:
+    first = gallery.put_ranking("home", SALE)
+    number = Ranking.model_validate({"boosts": [{"filter": {"sale": 1}, "weight": 0.5}], "window": 100})
+    second = gallery.put_ranking("home", number)
+    assert second.version > first.version and gallery.get_ranking("home") == second
+    assert second.ranking.boosts[0].filter == {"sale": 1} and second.ranking.boosts[0].filter["sale"] is not True
 
 
 def test_a_write_may_depend_on_the_version(gallery: Gallery) -> None:
@@ -118,6 +127,9 @@ def test_the_number_of_rankings_and_of_versions_is_limited(
     versions = [gallery.put_ranking("a", Ranking(diversity=number / 10)).version for number in range(6)]
     assert [one.version for one in gallery.ranking_versions("a")] == versions[:1:-1]
     assert MAX_VERSIONS == 100
+    with pytest.raises(LimitExceeded, match="the limit is 100,000"):
+        gallery.put_ranking("a", Ranking(hide=LONG))
+    assert len(gallery.ranking_versions("a")) == 4
 
 
 # Copies, snapshots and older releases

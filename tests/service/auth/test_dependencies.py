@@ -42,6 +42,14 @@ def test_a_search_needs_a_key_in_either_header(guarded: httpx.Client, ring: KeyR
     assert guarded.post("/v1/search", files=PHOTO, headers={"X-API-Key": token}).status_code == 200
 
 
+def test_the_status_names_the_widest_scope_of_the_key(
+    guarded: httpx.Client, client: httpx.Client, ring: KeyRing
+) -> None:
+    token = ring.create("shop", ["search", "write"])
+    assert guarded.get("/v1/status", headers=bearer(token)).json()["scope"] == "write"
+    assert client.get("/v1/status").json()["scope"] is None
+
+
 def test_a_revoked_key_is_refused_at_once(guarded: httpx.Client, ring: KeyRing) -> None:
     token = ring.create("shop", ["search"])
     assert guarded.get("/v1/status", headers=bearer(token)).status_code == 200

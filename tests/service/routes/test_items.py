@@ -251,9 +251,9 @@ def test_an_expired_item_does_not_exist(shop: httpx.Client) -> None:
     assert "offer" not in [item["id"] for item in shop.get("/v1/items", params={"limit": 1000}).json()["items"]]
     assert shop.delete(path).status_code == 204
     problem(shop.put(path, json=MUG, headers={"If-Match": tag}), 412, "version-conflict")
-    anew = shop.put(path, json={**MUG, "images": [in_json("front", photo)]}, headers={"If-None-Match": "*"})
-    assert (anew.status_code, anew.json()["expires_at"]) == (201, None)
-    assert image_ids(anew) == ["front"] and shop.get(path).json() == anew.json()
+    again = shop.put(path, json={**MUG, "images": [in_json("front", photo)]}, headers={"If-None-Match": "*"})
+    assert (again.status_code, again.json()["expires_at"]) == (201, None)
+    assert image_ids(again) == ["front"] and shop.get(path).json() == again.json()
     assert best(shop, photo)["id"] == "offer"
     cleared = shop.patch(path, json={"expires_at": "2100-01-01"}), shop.patch(path, json={"expires_at": None})
     assert cleared[1].json()["expires_at"] is None

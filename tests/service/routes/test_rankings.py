@@ -10,13 +10,23 @@ import pytest
 from service.auth.api_keys import KeyRing
 from service.settings import Settings
 from tests.service.conftest import problem, serving
-from tests.support.tiny_gallery import COLOURS
+from tests.support.tiny_bundle import make_tiny_bundle
+from tests.support.tiny_gallery import COLOURS, make_tiny_gallery
 
 RED = f"ball-{COLOURS[0]}"
 RULES: dict[str, Any] = {
     "boosts": [{"attribute": "price", "from": 0, "to": 10, "weight": 0.2}],
     "pin": [f"ball-{COLOURS[3]}"],
 }
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A service whose gallery the tests may change."""
+    root = tmp_path_factory.mktemp("rankings")
+    gallery = make_tiny_gallery(root / "gallery", make_tiny_bundle(root / "bundle"))
+    with serving(Settings(gallery=gallery, threads=1)) as client:
+        yield client
 
 
 @pytest.fixture
@@ -87,7 +97,10 @@ def test_an_invalid_ranking_is_refused(client: httpx.Client, name: str) -> None:
     problem(client.get(path), 404, "ranking-missing")
 
 
-def test_reading_needs_the_scope_search_and_writing_the_scope_write(settings: Settings, tmp_path: Path) -> None:
+def test_reading_needs_the_scope_search_and_writing_the_scope_write(tmp_path: Path) -> None:
+    settings = Settings(
+        gallery=make_tiny_gallery(tmp_path / "gallery", make_tiny_bundle(tmp_path / "bundle")), threads=1
+    )
     keys = KeyRing(tmp_path / "keys.json")
     tokens = {scope: keys.create(scope, [scope]) for scope in ("search", "write")}
     with serving(settings.model_copy(update={"keys": tmp_path / "keys.json"})) as client:
@@ -102,3 +115,13 @@ def test_reading_needs_the_scope_search_and_writing_the_scope_write(settings: Se
         assert client.put(path, json={}, headers=headers("write")).status_code == 201
         assert client.get(path, headers=headers("search")).status_code == 200
         assert client.delete(path, headers=headers("write")).status_code == 204
+
+
+def test_a_list_that_would_be_too_large_is_refused(settings: Settings) -> None:
+    with serving(settings.model_copy(update={"max_answer_bytes": 20_000})) as client:
+        for number in range(3):
+            rules = {"hide": {"ids": [f"{number}-{place:0100}" for place in range(90)]}}
+            assert client.put("/v1/rankings/large", json=rules).status_code in (200, 201)
+        assert client.get("/v1/rankings").status_code == 200
+        problem(client.get("/v1/rankings/large/versions"), 422, "answer-too-large")
+        assert client.delete("/v1/rankings/large").status_code == 204

@@ -19,7 +19,8 @@ def test_status_reports_gallery_model_and_limits(client: httpx.Client) -> None:
     assert status["bundle"]["metrics"] == {"recall@1": 0.9}
     assert status["bundle"]["untrained_metrics"] == {"recall@1": 0.5}
     assert status["provider"].endswith("ExecutionProvider")
-    assert status["limits"] == {"max_body_bytes": 300_000, "max_pixels": 1_000_000, "max_batch": 16}
+    limits = {"max_body_bytes": 300_000, "max_pixels": 1_000_000, "max_batch": 16, "max_examples": 16}
+    assert status["limits"] == limits
 
 
 def test_a_pretrained_bundle_has_neither_loss_nor_data(settings: Settings, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 HEAVY = {"fastapi", "starlette", "numpy", "PIL", "faiss", "onnxruntime", "torch", "uvicorn"}
 
 
-@pytest.mark.parametrize("module", ["base", "items", "media", "problem", "status"])
+@pytest.mark.parametrize("module", ["base", "items", "media", "problem", "rankings", "search", "status"])
 def test_a_schema_imports_neither_fastapi_nor_an_engine(module: str) -> None:
     probe = f"import json, sys, service.schemas.{module}; print(json.dumps(sorted(sys.modules)))"
     output = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout

@@ -11,6 +11,13 @@ from .expectations import COLOURS, Json
 from .world import Client, Interrupted, World, problem_type
 
 _HEALTHZ = encode_request("GET", "/healthz")
+_RANKINGS: list[Json] = [
+    {},
+    {"diversity": 0.3, "window": 10},
+    {"boosts": [{"filter": {"even": True}, "weight": 0.2}, {"attribute": "price", "from": 0, "to": 9, "weight": 0.1}]},
+    {"sort_by": {"attribute": "stamp", "order": "descending"}, "window": 15},
+]
+"""Rules under which every item is on one page."""
 
 
 def choose_filter(random: Random) -> Json:
@@ -121,7 +128,11 @@ class Walker:
 
     async def _walk_search(self) -> None:
         wanted: Json = self._random.choice([{"kind": "shop"}, {}])
-        document: Json = {"image": self._random.choice(self._world.photos).base64, "filter": wanted}
+        document: Json = {
+            "image": self._random.choice(self._world.photos).base64,
+            "filter": wanted,
+            "ranking": self._random.choice(_RANKINGS),
+        }
         found: list[str] = []
         bundles = set()
         while True:

@@ -11,7 +11,7 @@ from training.report.learned import learned_classes, read_proxies
 
 
 def test_decay_curves_follow_the_papers_equations() -> None:
-    config = load_config(None, ["loss.settings={volume: 20, tau: 2, positive_penalty: nu}"])
+    config = load_config(None, ["loss={name: proxy_isa, settings: {volume: 20, tau: 2, positive_penalty: nu}}"])
     state = {"hardness.seen": torch.tensor([3, 90]), "hardness.learned": torch.tensor([0.1, 0.2])}
     classes = learned_classes(config, state)
     assert classes is not None and classes.settings.positive_penalty == "nu"

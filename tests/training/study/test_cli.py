@@ -16,11 +16,11 @@ def test_the_command_checks_summarises_and_writes_a_page(
     finished: tuple[Path, StudyFolder], photos: Path, tmp_path: Path
 ) -> None:
     file, folder = finished
-    result = CliRunner().invoke(
-        app, ["study", str(file), "--out", str(folder.path), "--summary", "--report", f"{tmp_path}/p.html"]
-    )
+    arguments = ["--summary", "--report", f"{tmp_path}/p.html", "--curve", "map@r", "--curve", "sigma"]
+    result = CliRunner().invoke(app, ["study", str(file), "--out", str(folder.path), *arguments])
     assert result.exit_code == 0, result.output
     assert "4 of 4 runs have ended" in result.output and "minus that of anchor, paired by seed" in result.output
+    assert "map@r by epoch, mean over seeds in percent" in result.output and "sigma by epoch" in result.output
     page = (tmp_path / "p.html").read_text()
     assert "default-src 'none'" in page and "<script" not in page and "http://" not in page
     results = folder.results()

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from training.errors import TrainingError
 from training.study.file import RunKey, Study
-from training.study.results import Initial, RunResult
-from training.study.summary import format_summary, summarise
+from training.study.results import History, Initial, RunResult
+from training.study.summary import curve_table, format_curve, format_summary, summarise, time_table
+
+NOTHING = "\u2013"
 
 
 def result_of(run: str, seed: int, chosen: float, weights: str = "w") -> RunResult:
@@ -77,3 +80,31 @@ def test_pairs_are_of_common_seeds_and_one_seed_has_no_interval() -> None:
     moved = {RunKey("two", 1): result_of("two", 1, 0.2).model_copy(update={"threads": 8})}
     summary = summarise(study, {result.key: result for result in given} | moved, {})
     assert summary.warnings[1:] == ["Seed 1: runs have different processors or numbers of threads: one / two."]
+
+
+def test_a_curve_is_the_mean_over_seeds_at_eleven_epochs_or_fewer() -> None:
+    study = Study(name="sums", seeds=(0, 1), runs={"one": {}, "two": {}})
+    results = {result.key: result for result in (result_of("one", seed, 0.5) for seed in (0, 1))}
+    histories: dict[RunKey, History] = {
+        RunKey("one", seed): [{"epoch": epoch, "map@r": (epoch + 2 * seed) / 1000} for epoch in range(101)]
+        for seed in (0, 1)
+    }
+    histories[RunKey("two", 0)] = [{"epoch": 0, "map@r": 0.0}, {"epoch": 1, "sigma": 0.12345}]
+    summary = summarise(study, results, histories)
+    columns, (one, two) = curve_table(summary, histories, "map@r")
+    assert columns == ["run", *map(str, range(0, 101, 10))]
+    assert one == ["one", *(f"{tenth}.1" for tenth in range(11))], "in percent"
+    assert two == ["two", "0.0", *[NOTHING] * 10]
+    assert curve_table(summary, histories, "sigma") == (["run", "1"], [["two", "0.123"]])
+    assert format_curve(summary, histories, "map@r").startswith("map@r by epoch, mean over seeds in percent\nrun ")
+    with pytest.raises(TrainingError, match=r"'sigm' .did you mean sigma\?") as error:
+        curve_table(summary, histories, "sigm")
+    assert error.value.remedy == "Recorded: map@r, sigma."
+
+
+def test_the_times_are_means_over_seeds() -> None:
+    study = Study(name="sums", seeds=(0, 1), runs={"one": {}, "two": {}})
+    slow = result_of("one", 1, 0.5).model_copy(update={"seconds": 180.0, "photos_per_second": None})
+    fast = result_of("one", 0, 0.5).model_copy(update={"seconds": 60.0, "photos_per_second": 100.0})
+    _, rows = time_table(summarise(study, {slow.key: slow, fast.key: fast}, {}))
+    assert rows == [["one", "2.0 ±1.4", "100"], ["two", NOTHING, NOTHING]]

@@ -26,6 +26,8 @@ Mask = NDArray[np.bool_]
 
 _ALIGNMENT = 8
 _RECENT_COLUMNS = 16
+_MANY_ROWS = 4096
+"""Rows from which on a column with lists is turned around, rather than each item parsed."""
 _SPARSE_BELOW = 0.25
 """The share of rows below which a column stores the numbers of the rows that have the attribute.
 
@@ -245,12 +247,29 @@ class _Column:
         listed: list[int] = codes.tolist()
         if len(codes) and codes.min() >= 0 and codes.max() < len(self.numbers):
             numbers = self.numbers[codes]
-            whole = numbers.astype(np.int64)
-            if (whole == numbers).all() and (np.abs(whole) <= MAX_INTEGER).all():
-                return list(whole.tolist())
+            if (np.abs(numbers) <= MAX_INTEGER).all():
+                whole = numbers.astype(np.int64)
+                if (whole == numbers).all():
+                    return list(whole.tolist())
             return [plain_number(number) for number in numbers.tolist()]
         known = {code: self.value(code) for code in set(listed) if code >= 0}
         return [known.get(code) for code in listed]
+
+    def value_lists(self, rows: NDArray[np.integer[Any]]) -> list[Attribute | None]:
+        """Returns the values of each of some rows in the order of their codes, the same object for the same values."""
+        assert self.rows is not None and self.ends is not None
+        order = np.argsort(self.rows, kind="stable")  # within a row by code
+        holders, codes = self.rows[order], np.searchsorted(self.ends, order, side="right").astype(np.int32)
+        starts, stops = (np.searchsorted(holders, rows, side=side).tolist() for side in ("left", "right"))
+        known: dict[bytes, Attribute | None] = {b"": None}
+        found = []
+        for start, stop in zip(starts, stops, strict=True):
+            own = codes[start:stop]
+            key = own.tobytes()
+            if key not in known:
+                known[key] = tuple(map(self.value, own.tolist()))
+            found.append(known[key])
+        return found
 
     def _rows_with_all(self, values: Iterable[TypedValue]) -> Mask:
         wanted = list(values)
@@ -357,7 +376,8 @@ class Columns:
     def values(self, name: str, rows: NDArray[np.integer[Any]]) -> list[Attribute | None] | None:
         """Returns the value of an attribute in each of some rows; None for those without it.
 
-        Returns None if some rows have several values: they are listed by value, not by row.
+        Returns None if some rows have several values, which are listed by value and not by row, unless so many rows are
+        asked for that it is quicker to turn the list around. Then the values of a row are in their canonical order.
         """
         column = self._recent.get(name)
         if column is None:
@@ -369,7 +389,9 @@ class Columns:
             for oldest in list(self._recent)[: 1 - _RECENT_COLUMNS]:
                 self._recent.pop(oldest, None)
             self._recent[name] = column
-        return None if column.ends is not None else column.values(rows)
+        if column.ends is None:
+            return column.values(rows)
+        return column.value_lists(rows) if len(rows) >= _MANY_ROWS else None
 
     def facets(
         self, limit: int, names: Sequence[str] = (), *, filter: Filter | None = None, contains: str = ""

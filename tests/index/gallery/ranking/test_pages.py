@@ -58,7 +58,7 @@ RANKINGS: list[dict[str, Any]] = [
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stops the clock that dates are compared with."""
-    monkeypatch.setattr("index.gallery.ranking.pages.time.time", NOW.timestamp)
+    monkeypatch.setattr("index.gallery.ranking.pages.current_instant", lambda: round(NOW.timestamp() * 1e6))
 
 
 def pages(gallery: Gallery, query: Any, size: int, **bounds: Any) -> Iterator[SearchResult]:
@@ -96,6 +96,15 @@ def test_the_pages_of_a_ranking_add_up_to_the_reference(variants: Shop, document
     check_pages(variants, ranking, 11, {"filter": wanted, "min_score": 0.1, "exclude": ["item-00010", "item-00140"]})
 
 
+@pytest.mark.parametrize("name", ["sizes", "ratings"])
+def test_groups_of_lists_are_the_same_in_large_galleries(
+    stored: Shop, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("index.gallery.vectors.faiss.columns._MANY_ROWS", 1)  # parses no item
+    for document in ({"group_by": name}, {"group_by": name, "boosts": BOOSTS, "window": 25}):
+        check_pages(stored, Ranking.model_validate(document), 9, {})
+
+
 @pytest.mark.parametrize("document", RANKINGS, ids=str)
 def test_a_compaction_does_not_change_a_ranking(variants: Shop, document: dict[str, Any]) -> None:
     ranking = Ranking.model_validate(document)
@@ -103,6 +112,33 @@ def test_a_compaction_does_not_change_a_ranking(variants: Shop, document: dict[s
     variants.gallery.compact()
     after = check_pages(variants, ranking, 30, {})
     assert [(hit.item.id, hit.image.id) for hit in after] == [(hit.item.id, hit.image.id) for hit in before]
+
+
+def test_a_boost_distinguishes_the_types_within_lists(gallery: Gallery) -> None:
+    values: list[tuple[Any, ...]] = [(True, "a"), (1, "a"), (1.0, "a"), (True, "a")]
+    entries = [
+        (Item(id=f"{number}", attributes={"x": value}), [photo("one", unit(1, number / 10, 0))])
+        for number, value in enumerate(values)
+    ]
+    gallery.upsert(entries, BUNDLE)
+    ranking = Ranking.model_validate({"boosts": [{"filter": {"x": 1}, "weight": 0.5}]})
+    for _ in range(2):
+        found = gallery.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, ranking=ranking)
+        assert ids(found.hits[0]) == ["1", "2", "0", "3"]
+        gallery.compact()
+
+
+def test_a_boost_may_span_all_numbers(gallery: Gallery) -> None:
+    numbers = (-1e308, 0, 1e308, 1.7e308)
+    entries = [(Item(id=f"{n}", attributes={"x": n}), [photo("one", unit(1, 0, 0))]) for n in numbers]
+    gallery.upsert(entries, BUNDLE)
+    for ends in ((-1e308, 1e308), (1e308, -1e308)):
+        boost = {"attribute": "x", "from": ends[0], "to": ends[1], "weight": 1}
+        ranking = Ranking.model_validate({"boosts": [boost]})
+        hits = gallery.search(unit(1, 0, 0)[None], bundle_id=BUNDLE, ranking=ranking, explain=True).hits[0]
+        shares = {hit.item.id: hit.explanation.shares[0].share for hit in hits if hit.explanation}
+        rising = [shares[f"{n}"] for n in numbers]
+        assert rising == [0, 0.5, 1, 1] if ends[1] > 0 else rising == [1, 0.5, 0, 0]
 
 
 # Random rankings
@@ -315,7 +351,8 @@ def test_dates_are_compared_with_the_time_of_the_first_page(variants: Shop, monk
     found: list[str] = []
     for number, page in enumerate(pages(variants.gallery, variants.query, 10, ranking=ranking)):
         found += ids(page.hits[0])
-        monkeypatch.setattr("index.gallery.ranking.pages.time.time", lambda days=number: NOW.timestamp() + days * 1e6)
+        later = round((NOW.timestamp() + (number + 1) * 1e6) * 1e6)
+        monkeypatch.setattr("index.gallery.ranking.pages.current_instant", lambda later=later: later)
     assert found == expected.ids
 
 
@@ -325,6 +362,17 @@ def test_an_invalid_filter_of_a_rule_is_named(variants: Shop) -> None:
         ({"hide": {"filter": {"price": None}}}, "ranking.hide.filter: filter.price"),
     ):
         with pytest.raises(LookalikeError, match=place):
+            variants.gallery.search(variants.query[None], bundle_id=BUNDLE, ranking=Ranking.model_validate(document))
+
+
+def test_the_filters_of_a_ranking_share_their_limits(variants: Shop) -> None:
+    # Each filter alone is allowed; compared with every candidate, they would take many seconds together.
+    alternatives: dict[str, Any] = {"any": [{"added": {"gte": f"2027-01-01T00:{number:02}"}} for number in range(33)]}
+    for document in (
+        {"boosts": [{"filter": alternatives, "weight": 0.1}, {"filter": alternatives, "weight": 0.2}]},
+        {"boosts": [{"filter": alternatives, "weight": 0.1}], "hide": {"filter": alternatives}},
+    ):
+        with pytest.raises(LookalikeError, match="exceeds the limit of 64 conditions"):
             variants.gallery.search(variants.query[None], bundle_id=BUNDLE, ranking=Ranking.model_validate(document))
 
 

@@ -300,6 +300,7 @@ def test_a_gallery_of_the_first_schema_gets_the_index_of_what_expires(postgres_u
         gallery.upsert([(item, []) for item in items], "")
     with closing(Server(postgres_url).connect(seconds=5)) as connection:
         connection.execute("DROP INDEX items_by_expiry")
+        connection.execute("DROP TABLE rankings")
         connection.execute("UPDATE schema_version SET version = 1")
     with open_gallery(postgres_url, cache=tmp_path) as gallery:
         with closing(Server(postgres_url).connect(seconds=5)) as connection:

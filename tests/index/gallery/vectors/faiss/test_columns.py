@@ -233,3 +233,26 @@ def test_the_order_of_attributes_does_not_change_the_arrays() -> None:
     assert {name: values.tobytes() for name, values in one.items()} == {
         name: values.tobytes() for name, values in other.items()
     }
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_are_no_exact_integers_stay_as_they_are() -> None:
+    for numbers in ([-(2.0**63), 5], [1e300, 5], [-1e300, 0.5], [MAX_INTEGER, 5]):
+        columns = Columns(encode_columns([{"x": number} for number in numbers]))
+        assert repr(columns.values("x", np.arange(2))) == repr(numbers)
+
+
+def test_the_lists_of_many_rows_are_those_of_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row for row in PAIRS if "sizes" in row or not row] * 3
+    columns = Columns(encode_columns(rows))
+    asked = np.random.default_rng(1).permutation(len(rows))
+    assert columns.values("sizes", asked) is None
+    monkeypatch.setattr("index.gallery.vectors.faiss.columns._MANY_ROWS", 1)
+    found = columns.values("sizes", asked)
+    assert found is not None
+    for row, value in zip(asked.tolist(), found, strict=True):
+        assert {*map(typed, values_of(value))} == {*map(typed, values_of(rows[row].get("sizes")))}
+
+
+def typed(value: Value) -> tuple[bool, Value]:
+    return isinstance(value, bool), value

@@ -19,7 +19,7 @@ from index.gallery.vectors.faiss.gpu import (
     load_vectors,
     run_check,
 )
-from index.gallery.vectors.faiss.searcher import AllowList, Searcher, exact_index
+from index.gallery.vectors.faiss.searcher import EXACT, AllowList, Searcher, exact_index
 from index.gallery.vectors.faiss.settings import DEFAULT, FaissSettings
 from tests.support.clustered_vectors import CHEAP_STEPS, COUNT, KINDS, build_shop, queries_near, shop_vectors
 from tests.support.gpus import GIB, FakeDevice, pool_of
@@ -56,8 +56,7 @@ def test_a_search_on_gpus_returns_exact_results(kind: Any, share: float) -> None
     device.searches.clear()
     for query in queries_near(NEAREST):
         scores, positions = searcher.search(query[None], 10, allowed, filtered=allowed is not None)
-        parameters = allowed and allowed.parameters
-        expected = searcher.storage.search(query[None], 10, **({"params": parameters} if parameters else {}))
+        expected = Searcher(searcher.storage, EXACT).search(query[None], 10, allowed)
         assert np.array_equal(scores, expected[0])
         assert allowed is None or allowed.mask[positions].all()
     assert device.searches == [int(52 / (1.0 if allowed is None else allowed.count / COUNT))] * len(NEAREST)
