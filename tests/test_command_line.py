@@ -1,7 +1,8 @@
 """The command line: help for every command, one clear line per user error, a traceback only with --debug."""
 
+import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,18 @@ class Result(NamedTuple):
     code: object
     out: str
     error: str
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Takes back how `serve` configures logging, which would write to the closed output of its test from then on."""
+    root, loggers = logging.getLogger(), [logging.getLogger(name) for name in ("", "service", "index", "uvicorn")]
+    handlers, levels = root.handlers[:], [logger.level for logger in loggers]
+    yield
+    logging.captureWarnings(False)
+    root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture
