@@ -131,11 +131,11 @@ class Cluster:
         for name in self.collections(prefix):
             self.request("DELETE", f"/collections/{name}")
 
-    def request(self, method: str, path: str, body: object = None) -> Any:
-        """Sends a request to the first node behind the gallery's back; returns its result."""
+    def request(self, method: str, path: str, body: object = None, *, node: int = 0) -> Any:
+        """Sends a request to a node behind the gallery's back; returns its result."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json"}
-        url = f"http://127.0.0.1:{self.nodes[0].http}{path}"
+        url = f"http://127.0.0.1:{self.nodes[node].http}{path}"
         request = urllib.request.Request(url, data=data, headers=headers, method=method)
         with urllib.request.urlopen(request, timeout=30) as response:
             return json.load(response)["result"]

@@ -202,8 +202,13 @@ def test_all_copies_confirm_writes_again_after_a_writer_was_killed(cluster: Clus
         gallery.upsert(ENTRIES[:50], BUNDLE)
         gallery.activate(BUNDLE)
         (name,) = cluster.collections("factor")
+
+        def confirming() -> set[int]:
+            found = [cluster.request("GET", f"/collections/{name}", node=node) for node in range(len(cluster.nodes))]
+            return {one["config"]["params"]["write_consistency_factor"] for one in found}
+
         cluster.request("PATCH", f"/collections/{name}", {"params": {"write_consistency_factor": 1}})
+        wait_until(lambda: confirming() == {1})  # nodes hear of it one after the other
         gallery.upsert(ENTRIES[50:60], BUNDLE)
         gallery.compact()
-        params = cluster.request("GET", f"/collections/{name}")["config"]["params"]
-        assert params["write_consistency_factor"] == params["replication_factor"] == 2
+        wait_until(lambda: confirming() == {2})
