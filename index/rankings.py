@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Discriminator, FailFast, Field, Tag, model_validator
 from typing_extensions import TypeAliasType
 
-from index._util.models import Frozen
+from index._util.models import Frozen, ReceivedObject
 from index.items import MAX_ID_LENGTH, AttributeName
 
 DEFAULT_WINDOW, MIN_WINDOW, MAX_WINDOW = 48, 10, 500
@@ -35,21 +35,13 @@ Combination = TypeAliasType("Combination", Literal["mean", "best"])
 """How several examples become one query: their weighted mean, or each item by its nearest example."""
 SortOrder = TypeAliasType("SortOrder", Literal["ascending", "descending"])
 FilterDocument = TypeAliasType("FilterDocument", dict[str, Any])
-_MAX_KEYS = 32
 _ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_LENGTH)]
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class _Rules(Frozen):
-    """A part of a ranking. Unknown keys are reported one by one; too many are refused before that is expensive."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_key_count(cls, document: Any) -> Any:
-        if isinstance(document, dict) and len(document) > _MAX_KEYS:
-            raise ValueError(f"{len(document):,} keys were sent; the limit is {_MAX_KEYS}")
-        return document
+class _Rules(ReceivedObject, Frozen):
+    """A part of a ranking."""
 
 
 class Boost(_Rules):
