@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ STUDIES = ROOT / "benchmarks" / "studies"
 FOLDERS = sorted(path for path in (STUDIES / "results").iterdir() if path.is_dir())
 PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 TABLES = re.findall(r"^```sh\n(lookalike study [^`]*?--summary[^`]*?)\n```\n+```text\n(.*?)\n```$", PAGE, re.M | re.S)
+PLOTS = re.findall(r"^```sh\n(python benchmarks/study_plots\.py [^`]*?--svg (\S+))\n```$", PAGE, re.M)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -46,3 +49,18 @@ def test_the_page_shows_what_the_summary_prints_from_the_lines_alone(
     printed = [part.rstrip() for part in re.sub(r" +$", "", result.output, flags=re.M).split("\n\n")]
     for part in table.split("\n\n"):  # a page may leave out parts
         assert part in printed
+
+
+@pytest.mark.parametrize(("command", "plot"), PLOTS, ids=[Path(plot).stem for _, plot in PLOTS])
+def test_the_page_shows_plots_of_the_lines(command: str, plot: str, tmp_path: Path) -> None:
+    """The description of an SVG is a digest of the values in it; the drawing itself depends on Matplotlib's version."""
+    assert f"({Path(plot).name})" in PAGE
+    drawn = tmp_path / "drawn.svg"
+    arguments = shlex.split(command.replace("\\\n", " ").replace(plot, str(drawn)))[1:]
+    subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True)
+    committed, anew = (re.findall(r"values [0-9a-f]{64}", path.read_text()) for path in (ROOT / plot, drawn))
+    assert len(committed) == 1 and committed == anew
+
+
+def test_every_plot_of_the_page_has_its_command() -> None:
+    assert {Path(plot).name for _, plot in PLOTS} == set(re.findall(r"\]\(([^()]+\.svg)\)", PAGE))
