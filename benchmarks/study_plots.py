@@ -43,8 +43,14 @@ _COURSE = {
 }
 _STANDARD = "proxy-isa"
 """The run from which those of `settings` differ in one setting each."""
-_AUTOMATIC = {"hardness_sensitivity": "0.9", "search_margin": "0.1", "hardness_scale": "0.15"}
-"""Values of settings that the standard leaves to the loss; V and T then follow from the data."""
+_AUTOMATIC = {
+    "hardness_sensitivity": 0.9,
+    "search_margin": 0.1,
+    "volume": 17.7,
+    "queue_size": 19_746,
+    "hardness_scale": 0.15,
+}
+"""What the loss makes of settings that are left open, on the photos of shop-ablations."""
 _STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.spines.right": False,
@@ -74,6 +80,8 @@ class Panel:
     series: Sequence[Series]
     ticks: Sequence[str] = ()
     """Words for the places 0, 1, 2 … of the x-axis; without them it shows epochs."""
+    y_label: str = ""
+    """Of a row of panels with a common y-axis."""
 
 
 def settings_panels(
@@ -97,14 +105,15 @@ def settings_panels(
     for setting, symbol in _SETTINGS.items():
         name = f"loss.settings.{setting}"
         varied = [run for run in configs if _only_difference(configs[_STANDARD], configs[run]) == name]
-        runs = sorted([_STANDARD, *varied], key=lambda run: _rank(configs[run].get(name), setting))
-        ticks = [_label(configs[run].get(name), setting) for run in runs]
-        places = list(range(len(runs)))
+        numbers = {run: configs[run][name] for run in varied} | {_STANDARD: _AUTOMATIC[setting]}
+        runs = sorted(numbers, key=numbers.__getitem__)
+        ticks, places = [f"{numbers[run]:g}" for run in runs], list(range(len(runs)))
         differences = [gain(run) for run in runs]
         means = [100 * difference.spread.mean for difference in differences]
         ends = [tuple(100 * end for end in difference.interval or ()) for difference in differences]
-        gains.append(Panel(f"{symbol}: MAP@R minus {study.baseline_run}", [Series("", places, means, ends)], ticks))
-        shares.append(Panel(f"{symbol}: negatives damped, %", [Series("", places, [*map(damped, runs)])], ticks))
+        gained, damped_share = Series("", places, means, ends), Series("", places, [*map(damped, runs)])
+        gains.append(Panel(symbol, [gained], ticks, f"MAP@R minus {study.baseline_run}"))
+        shares.append(Panel(symbol, [damped_share], ticks, "negatives damped, %"))
     return gains + shares
 
 
@@ -128,24 +137,15 @@ def _only_difference(standard: Mapping[str, Any], config: Mapping[str, Any]) -> 
     return names[0] if len(names) == 1 else None
 
 
-def _label(value: float | None, setting: str) -> str:
-    return f"{value:g}" if value is not None else _AUTOMATIC.get(setting, "auto")
-
-
-def _rank(value: float | None, setting: str) -> float:
-    """Orders runs by the setting; an automatic value comes last."""
-    label = _label(value, setting)
-    return float("inf") if label == "auto" else float(label)
-
-
 @rc_context(_STYLE)
 def draw(panels: Sequence[Panel], columns: int, svg: Path) -> None:
     """Writes the panels in rows, with a digest of their values as the description of the file."""
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(2.1 * columns, 1.9 * rows))
-    for number, panel in enumerate(panels, 1):
-        axes = figure.add_subplot(rows, columns, number)
+    grid = figure.subplots(rows, columns, sharey="row" if panels[0].y_label else False)
+    for number, (panel, axes) in enumerate(zip(panels, grid.flat, strict=True)):
         axes.set_title(panel.title, fontsize=8)
+        axes.set_ylabel("" if number % columns else panel.y_label)
         for series in panel.series:
             (line,) = axes.plot(series.x, series.y, marker="o" if panel.ticks else "", ms=3, label=series.name)
             for x, ends in zip(series.x, series.intervals or [()] * len(series.x), strict=True):
