@@ -12,9 +12,9 @@ from training.report.rendering import Table, write_page
 from training.study.file import RunKey
 from training.study.results import History, RunResult
 from training.study.summary import (
-    BEST_REMARK,
     METRICS,
     StudySummary,
+    best_remark,
     difference_table,
     difference_title,
     figure_table,
@@ -60,7 +60,7 @@ def write_study_page(
         study=summary.study,
         remarks=notes(summary),
         figure_table=figure_table(summary),
-        best_remark=BEST_REMARK,
+        best_remark=best_remark(summary),
         difference_title=difference_title(summary.study),
         differences=difference_table(summary),
         curves=[chart for chart in curves if chart],

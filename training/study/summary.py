@@ -15,7 +15,7 @@ from training.study.results import History, RunResult, sharing_warnings
 METRICS = ("recall@1", "map@r")
 VIEWS = {"chosen": "chosen epoch", "last": "last epoch", "best": "best test*"}
 """The epochs whose figures are summarised."""
-BEST_REMARK = "* chosen on test: the best epoch of the test curve, as papers report it; too good, and never used here."
+_BEST_REMARK = "* chosen on test: the best epoch of the test curve, as papers report it; too good, and never used here."
 _NOTHING = "\u2013"
 _MAX_CURVE_COLUMNS = 11
 
@@ -141,6 +141,17 @@ def _views(result: RunResult, history: Sequence[Mapping[str, Any]], metric: str)
 # --- as text ---
 
 
+def _shown_views(summary: StudySummary) -> dict[str, str]:
+    """Returns the views that have figures: without measurements of the test classes in between only the chosen one."""
+    measured = {view for run in summary.runs for view in VIEWS if run.figures[view][METRICS[0]]}
+    return {view: title for view, title in VIEWS.items() if view == "chosen" or view in measured}
+
+
+def best_remark(summary: StudySummary) -> str:
+    """Returns what the mark of the best test epoch means, or nothing where it is not shown."""
+    return _BEST_REMARK if "best" in _shown_views(summary) else ""
+
+
 def format_spread(spread: Spread | None, scale: float = 100, digits: int = 2) -> str:
     """Formats as `12.34 ±0.56`, in percent by default."""
     if spread is None:
@@ -164,15 +175,16 @@ def format_difference(difference: Difference | None) -> str:
 
 def figure_table(summary: StudySummary) -> tuple[list[str], list[list[str]]]:
     """Returns the columns, and a row per run: figures in percent on the test classes."""
+    views = _shown_views(summary)
     columns = ["run", "seeds", "untrained", "epoch"]
-    columns += [f"{metric_title(metric)}, {title}" for title in VIEWS.values() for metric in METRICS]
+    columns += [f"{metric_title(metric)}, {title}" for title in views.values() for metric in METRICS]
     rows = [
         [
             run.name,
             f"{run.done}/{run.planned}",
             "/".join(format_spread(run.untrained[metric], digits=1).partition(" ")[0] for metric in METRICS),
             format_spread(run.epoch, scale=1, digits=0 if run.done == 1 else 1),
-            *(format_spread(run.figures[view][metric]) for view in VIEWS for metric in METRICS),
+            *(format_spread(run.figures[view][metric]) for view in views for metric in METRICS),
         ]
         for run in summary.runs
     ]
@@ -181,12 +193,13 @@ def figure_table(summary: StudySummary) -> tuple[list[str], list[list[str]]]:
 
 def difference_table(summary: StudySummary) -> tuple[list[str], list[list[str]]]:
     """Returns the columns, and a row per run apart from the baseline: paired differences in points."""
+    views = _shown_views(summary)
     rows = [
-        [run.name, str(_pairs(run)), *(format_difference(run.differences[view]) for view in VIEWS)]
+        [run.name, str(_pairs(run)), *(format_difference(run.differences[view]) for view in views)]
         for run in summary.runs
         if run.name != summary.study.baseline_run
     ]
-    return ["run", "pairs", *VIEWS.values()], rows
+    return ["run", "pairs", *views.values()], rows
 
 
 def time_table(summary: StudySummary) -> tuple[list[str], list[list[str]]]:
@@ -249,12 +262,13 @@ def format_summary(summary: StudySummary) -> str:
     study = summary.study
     ended = sum(run.done for run in summary.runs) + len(summary.dropped)
     columns, rows = figure_table(summary)
-    upper = ["", "", *(title if metric == METRICS[0] else "" for title in VIEWS.values() for metric in METRICS)]
+    titles = _shown_views(summary).values()
+    upper = ["", "", *(title if metric == METRICS[0] else "" for title in titles for metric in METRICS)]
     lower = [column.partition(",")[0] for column in columns]
     parts = [
         f"Study {study.name}: {ended} of {len(study.runs) * len(study.seeds)} runs have ended",
         "Percent on the test classes: mean ±deviation over seeds\n" + align_columns([["", "", *upper], lower, *rows]),
-        BEST_REMARK,
+        *filter(None, [best_remark(summary)]),
     ]
     columns, rows = difference_table(summary)
     if rows:

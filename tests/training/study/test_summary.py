@@ -7,7 +7,15 @@ from scipy import stats
 from training.errors import TrainingError
 from training.study.file import RunKey, Study
 from training.study.results import History, Initial, RunResult
-from training.study.summary import curve_table, format_curve, format_summary, summarise, time_table
+from training.study.summary import (
+    curve_table,
+    difference_table,
+    figure_table,
+    format_curve,
+    format_summary,
+    summarise,
+    time_table,
+)
 
 NOTHING = "\u2013"
 
@@ -80,6 +88,20 @@ def test_pairs_are_of_common_seeds_and_one_seed_has_no_interval() -> None:
     moved = {RunKey("two", 1): result_of("two", 1, 0.2).model_copy(update={"threads": 8})}
     summary = summarise(study, {result.key: result for result in given} | moved, {})
     assert summary.warnings[1:] == ["Seed 1: runs have different processors or numbers of threads: one / two."]
+
+
+def test_figures_that_no_run_has_are_not_shown() -> None:
+    study = Study(name="sums", seeds=(0,), runs={"one": {}, "two": {}}, baseline="one")
+    results = {result.key: result for result in (result_of("one", 0, 0.5), result_of("two", 0, 0.6))}
+    unmeasured = summarise(study, results, {key: [{"epoch": 1, "sigma": 0.5}] for key in results})
+    assert figure_table(unmeasured)[0][-2:] == ["Recall@1, chosen epoch", "MAP@R, chosen epoch"]
+    assert difference_table(unmeasured) == (["run", "pairs", "chosen epoch"], [["two", "1", "+10.00"]])
+    measured = [{"epoch": 1, "map@r": 0.5, "recall@1": 0.8}]
+    curves: dict[RunKey, History] = {RunKey("one", 0): measured}
+    assert difference_table(summarise(study, results, curves))[0][2:] == ["chosen epoch", "last epoch", "best test*"]
+    assert "best test" not in format_summary(unmeasured)
+    assert "* chosen on test" not in format_summary(unmeasured)
+    assert "* chosen on test" in format_summary(summarise(study, results, curves))
 
 
 def test_a_curve_is_the_mean_over_seeds_at_eleven_epochs_or_fewer() -> None:
