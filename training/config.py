@@ -42,7 +42,7 @@ class BackboneSettings(Settings):
 class LossSettings(Settings):
     """A loss of the registry and its own settings."""
 
-    name: str = "proxy_isa"
+    name: str = "proxy_anchor"
     settings: dict[str, Any] = {}
 
 

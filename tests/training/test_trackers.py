@@ -30,7 +30,7 @@ def test_mlflow_gets_settings_epochs_and_result_of_a_run(tmp_path: Path, monkeyp
     client = mlflow.tracking.MlflowClient(f"file:{tmp_path / 'store'}")
     experiment = client.get_experiment_by_name("runs")
     (run,) = client.search_runs([experiment.experiment_id])
-    assert run.info.status == "FINISHED" and run.data.params["loss.name"] == "proxy_isa"
+    assert run.info.status == "FINISHED" and run.data.params["loss.name"] == "proxy_anchor"
     steps = client.get_metric_history(run.info.run_id, "map_at_r")
     records = RunFolder(tmp_path / "runs" / "first").history()
     assert [(point.step, point.value) for point in steps] == [(record["epoch"], record["map@r"]) for record in records]
