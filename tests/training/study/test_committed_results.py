@@ -58,8 +58,8 @@ def test_the_page_shows_plots_of_the_lines(command: str, plot: str, tmp_path: Pa
     drawn = tmp_path / "drawn.svg"
     arguments = shlex.split(command.replace("\\\n", " ").replace(plot, str(drawn)))[1:]
     subprocess.run([sys.executable, *arguments], cwd=ROOT, check=True)
-    committed, anew = (re.findall(r"values [0-9a-f]{64}", path.read_text()) for path in (ROOT / plot, drawn))
-    assert len(committed) == 1 and committed == anew
+    committed, redrawn = (re.findall(r"values [0-9a-f]{64}", path.read_text()) for path in (ROOT / plot, drawn))
+    assert len(committed) == 1 and committed == redrawn
 
 
 def test_every_plot_of_the_page_has_its_command() -> None:
