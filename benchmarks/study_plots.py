@@ -143,21 +143,23 @@ def draw(panels: Sequence[Panel], columns: int, svg: Path) -> None:
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(2.1 * columns, 1.9 * rows))
     grid = figure.subplots(rows, columns, sharey="row" if panels[0].y_label else False)
+    names = list(dict.fromkeys(series.name for panel in panels for series in panel.series))
     for number, (panel, axes) in enumerate(zip(panels, grid.flat, strict=True)):
         axes.set_title(panel.title, fontsize=8)
         axes.set_ylabel("" if number % columns else panel.y_label)
         for series in panel.series:
-            (line,) = axes.plot(series.x, series.y, marker="o" if panel.ticks else "", ms=3, label=series.name)
+            colour = f"C{names.index(series.name)}"  # the same in every panel, also where a run has no such figure
+            axes.plot(series.x, series.y, color=colour, marker="o" if panel.ticks else "", ms=3, label=series.name)
             for x, ends in zip(series.x, series.intervals or [()] * len(series.x), strict=True):
-                axes.plot([x] * len(ends), ends, color=line.get_color(), alpha=0.5)
+                axes.plot([x] * len(ends), ends, color=colour, alpha=0.5)
         if panel.ticks:
             axes.set_xticks(range(len(panel.ticks)), panel.ticks)
             axes.margins(x=0.15)
         if panel.series and panel.series[0].intervals:
             axes.axhline(0, color="black", linewidth=0.8)
-    handles, names = figure.axes[0].get_legend_handles_labels()
     if len(names) > 1:
-        figure.legend(handles, names, loc="outside lower center", ncols=len(names))
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
     metadata = {"Creator": None, "Date": None, "Description": values_digest(panels)}
     figure.savefig(svg, format="svg", metadata=metadata, facecolor="white")
 
